@@ -21,8 +21,7 @@ class DataLoader(gluon.data.DataLoader):
     has every sample once, in another order each time. The batches are those that rank 0 draws from
     its sampler, so ``np.random.seed`` there determines them, and they are the same for any number
     of ranks. Rank i takes the i-th of consecutive parts of a batch, whose sizes differ by at most
-    one sample; with ``num_devices``, each rank's, as :func:`split_and_load` would split it over the
-    devices of all ranks. One process loads what it would with ``gluon.data.DataLoader``.
+    one sample. One process loads what it would with ``gluon.data.DataLoader``.
 
     ``num_samples`` is the number of samples on all ranks of the batch that was returned last: what
     ``trainer.step`` takes. All ranks get equally many batches. If there are fewer samples than
@@ -32,8 +31,8 @@ class DataLoader(gluon.data.DataLoader):
     All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
     draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is
     False. Samplers must be finite. Raises ValueError on all ranks if their datasets differ in
-    length; ranks that have data of their own use ``gluon.data.DataLoader``. One that is made inside
-    ``cluster.local()`` is this process's.
+    length; ranks that have data of their own use ``gluon.data.DataLoader``. A DataLoader that is
+    made inside ``cluster.local()`` loads all of every batch.
 
     >>> loader = DataLoader(np.arange(5), batch_size=3)
     >>> [(batch.asnumpy().tolist(), loader.num_samples) for batch in loader]
@@ -51,12 +50,11 @@ class DataLoader(gluon.data.DataLoader):
         batchify_fn: Callable | None = None,
         num_workers: int = 0,
         *args: Any,
-        num_devices: int = 1,
         **kwargs: Any,
     ) -> None:
         # Once for its checks and its sampler, and again with ours, and with workers.
         super().__init__(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
-        parts = _Parts(self._batch_sampler, len(dataset), num_devices)
+        parts = _Parts(self._batch_sampler, len(dataset))
         if batchify_fn is None:
             by_workers = dataloader.default_mp_batchify_fn
             batchify_fn = by_workers if num_workers > 0 else dataloader.default_batchify_fn
@@ -73,15 +71,15 @@ class _Head(NamedTuple):
     """What goes with the samples of a part, through MXNet's DataLoader and its workers."""
 
     num_samples: int  # of all ranks
-    is_empty: bool  # no sample is this rank's: there are two that tell the shapes
+    is_empty: bool  # this rank has no sample; two of another rank tell the shapes
 
 
 class _Parts:
-    """A batch sampler: the head and this rank's part of each of ``batches``, as rank 0 has them."""
+    """A batch sampler: a head and this rank's part of each of rank 0's ``batches``."""
 
-    def __init__(self, batches: Any, length: int, num_devices: int) -> None:
+    def __init__(self, batches: Any, length: int) -> None:
         self._batches, self._length, self._scope = batches, length, cluster.scope()
-        self._share = share_of_batch(num_devices)
+        self._share = share_of_batch()
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -107,7 +105,7 @@ class _Parts:
 
 
 class _Dataset:
-    """``dataset``, in which a head is at the place of itself."""
+    """``dataset``, which returns a head if the index is that head."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -117,9 +115,10 @@ class _Dataset:
 
 
 class _Batchify:
-    """``function``, of a head and samples; it returns the head's number, the batch, and None.
+    """Makes a batch of samples; returns the number in their head, the batch, and None.
 
-    Without samples of this rank the batch has one that is not, and in place of None is one of two.
+    If this rank has no sample, the batch has one sample of another rank, and instead of None there
+    is a batch of two such samples.
     """
 
     def __init__(self, function: Callable) -> None:

@@ -6,10 +6,9 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 
 from __future__ import annotations
 
-import functools
 import weakref
 from numbers import Number
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -24,7 +23,6 @@ from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, 
 # another value: SGLD draws random numbers, LBSGD has one array for all of a Trainer's copies.
 _NOT_BY_MODULE = (mx.optimizer.SGLD,)
 _NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
-_ROW_SPARSE_ONLY = "stores sums of row_sparse arrays only; sum dense ones with pushpull"
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
@@ -32,7 +30,8 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
     For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
-    int, a string or a list of these; no dense value is stored under it. ``priority`` is not used.
+    int, a string or a list of these; only :meth:`push` stores a value under it. ``priority`` is not
+    used.
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
     copy of the parameters, and the Trainer or the Module holds the optimizer states. On several
     devices each update begins with the numbers that the optimizer and its schedule had before the
@@ -54,7 +53,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     """
 
     def __init__(self) -> None:
-        self._row_sparse: dict[Any, mx.nd.NDArray] = {}  # by key: the sum pushed last
+        self._pushed: dict[Any, mx.nd.NDArray] = {}  # by key: the sum pushed last
         self._scope = cluster.scope()
         self.sums_sparse_gradients = False  # of a Trainer
 
@@ -65,8 +64,9 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     def type(self) -> str:
         """'gluonpar', or 'dist_sync_gluonpar' with several processes.
 
-        By 'dist' and '_sync' Module knows that a batch has the samples of all processes. A Trainer
-        of row_sparse gradients sees 'gluonpar', as by 'dist' MXNet would have the store update.
+        From 'dist' and '_sync' Module concludes that a batch has the samples of all processes. For
+        a Trainer of row_sparse gradients the type is 'gluonpar': with 'dist' MXNet would require
+        the store to update.
         """
         alone = self.num_workers == 1 or self.sums_sparse_gradients
         return "gluonpar" if alone else "dist_sync_gluonpar"
@@ -85,9 +85,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Return False for 'optimizer'; raise ValueError for others, which MXNet 1.9.1 lacks."""
-        if capability.lower() != mx.kvstore.KVStoreBase.OPTIMIZER:
-            raise ValueError(f"capability must be 'optimizer', got {capability!r}")
+        """Return False: there is no optimizer in the store."""
         return False
 
     def init(self, key: Any, value: Any) -> None:
@@ -149,54 +147,39 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     @cluster.in_scope
     @interrupts.held()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Store the sum of the row_sparse arrays ``value``, one per device, under ``key``.
+        """Store the sum of the arrays ``value``, one per device, under ``key``.
 
         With a list of keys, one list of arrays per key. With several processes the sum is over the
-        devices of all processes. Raises ValueError for dense arrays.
+        devices of all processes. For gradients that are row_sparse; sum dense ones with
+        :meth:`pushpull`, which copies nothing.
         """
         for name, data in zip(_keys(key), _lists(key, value, "value")):
-            if data[0].stype != "row_sparse":
-                self._refuse("push", _ROW_SPARSE_ONLY, key)
             [added] = _begin_sums([data])
             memory.zero([array for array, is_added in zip(data, added or ()) if not is_added])
             copies = [array.copy() for array in data]
             _exchange([copies]).reduce(in_buckets([copies]))
-            self._row_sparse[name] = copies[0]
+            self._pushed[name] = copies[0]
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
         """Copy the sum that :meth:`push` stored under ``key`` to every array of ``out``.
 
-        ``ignore_sparse`` is not used: all sums are row_sparse. Raises ValueError if there is none.
+        ``ignore_sparse`` is not used. Raises KeyError if nothing has been pushed.
         """
         for name, targets in zip(_keys(key), _lists(key, out, "out")):
-            if name not in self._row_sparse:
-                self._refuse("pull", _ROW_SPARSE_ONLY, key)
             for target in targets:
-                self._row_sparse[name].copyto(target)
+                self._pushed[name].copyto(target)
 
-    def _refuse(self, call: str, reason: str, *args: Any, **kwargs: Any) -> NoReturn:
-        given = [*args, *kwargs.values()][0]
-        raise ValueError(f"kvstore 'gluonpar' cannot {call}({given!r}): it {reason}")
-
-    set_optimizer = functools.partialmethod(
-        _refuse, "set_optimizer", "runs no optimizer; pass update_on_kvstore=False"
-    )
-    set_gradient_compression = functools.partialmethod(
-        *(_refuse, "set_gradient_compression"),
-        "does not compress gradients; leave compression_params out, or use kvstore='device'",
-    )
-    save_optimizer_states = functools.partialmethod(
-        _refuse, "save_optimizer_states", "holds no optimizer states; call trainer.save_states"
-    )
-    load_optimizer_states = functools.partialmethod(
-        _refuse, "load_optimizer_states", "holds no optimizer states; call trainer.load_states"
-    )
-    row_sparse_pull = functools.partialmethod(_refuse, "row_sparse_pull", _ROW_SPARSE_ONLY)
+    def __getattr__(self, name: str) -> Any:
+        """Refuse MXNet's other methods: they use attributes of a store that is not there."""
+        raise AttributeError(
+            f"kvstore 'gluonpar' has no {name}: it adds and copies arrays, and has no optimizer, "
+            "no optimizer states and no compression; pass update_on_kvstore=False"
+        )
 
 
-# Of the Trainers that use this store.
+# How ranks recognise each Trainer that uses this store.
 _identities: weakref.WeakKeyDictionary[gluon.Trainer, consistency.Identity]
 _identities = weakref.WeakKeyDictionary()
 
@@ -267,7 +250,7 @@ def _update_devices(update: Callable, *args: Any, **kwargs: Any) -> None:
 
 @private_fields.around(private_fields.CREATES_KVSTORE)
 def _create_store(create: Callable, kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-    """In a job, make a store for one device, too, for which Module has none by name."""
+    """In a job, make a store for a single device, too: by its name Module makes none."""
     by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
     return create(GluonPar() if by_name else kvstore, num_device, arg_params)
 
@@ -281,7 +264,7 @@ def _fill_devices(
     param_names: Any,
     update_on_kvstore: Any,
 ) -> None:
-    """Module has copied each rank's parameters to its devices: copy rank 0's to these, too."""
+    """Copy rank 0's parameters to all devices, to which Module has copied each rank's own."""
     fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
     if _is_ours(kvstore) and kvstore.num_workers > 1:
         for name, arrays in zip(param_names, param_arrays):
@@ -310,7 +293,7 @@ class _Step:
     """A step of an optimizer, which MXNet calls for each device's copies of the parameters."""
 
     def __init__(self) -> None:
-        self._devices: set[mx.Context] = set()  # that have been updated in this step
+        self._devices: set[mx.Context] = set()  # which have been updated in this step
         self._before: list[dict[str, Any]] = []  # the optimizer's numbers before the step
 
     def begin(self, optimizer: mx.optimizer.Optimizer, device: mx.Context) -> None:
@@ -327,7 +310,7 @@ class _Step:
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return those that an update may make or replace: numbers, strings and None."""
+    """Return the attributes that an update may make or replace: numbers, strings and None."""
     kinds = (Number, str, type(None))
     return {name: value for name, value in attributes.items() if isinstance(value, kinds)}
 
@@ -340,7 +323,7 @@ _steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakK
 def _update_copies(
     update: Callable, updater: mx.optimizer.Updater, index: Any, grad: Any, weight: Any
 ) -> None:
-    """Have each device's update in a step begin as the first one's.
+    """Begin each device's update in a step with the same numbers as the first device's.
 
     MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
     learning rate), which the next device's update must not see.

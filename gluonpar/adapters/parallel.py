@@ -39,10 +39,10 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     in each only what the devices of this process add.
 
     Raises ValueError for no batch, in a job of several processes outside ``cluster.local()``, for
-    nests, shapes or dtypes that differ between devices, and for outputs without a row per sample;
-    TypeError for outputs that are not dense MXNet arrays; what ``split_and_load`` raises for a
-    batch. An exception in ``fn`` is raised as a RuntimeError that names the device, with the
-    exception as its cause.
+    nests that differ between devices, and for outputs without a row per sample; TypeError for
+    outputs that are not dense MXNet arrays; what ``split_and_load`` raises for a batch, and
+    MXNet's ``concat`` for shapes or dtypes that differ. An exception in ``fn`` is raised as a
+    RuntimeError that names the device, with the exception as its cause.
 
     After ``make_parallel`` in Effective TensorFlow, "Multi-GPU processing with data parallelism".
 
@@ -95,38 +95,22 @@ def on_device(ctx: mx.Context, name: str) -> Iterator[None]:
 
 def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:
     """The nest of ``parts``, with their arrays concatenated on the first device."""
-    _check_alike(parts, runs, path)
-    if isinstance(parts[0], NESTS):
-        joined = (
-            _join([part[key] for part in parts], runs, f"{path}[{key!r}]")
-            for key, _ in items(parts[0])
-        )
-        return rebuild(parts[0], joined)
+    first = parts[0]
+    if isinstance(first, NESTS):
+        for part, (c, _) in zip(parts, runs):
+            if type(part) is not type(first) or len(part) != len(first):
+                raise ValueError(f"{path} must be alike on all devices, but differs on {c}")
+        keys = [key for key, _ in items(first)]
+        joined = (_join([part[key] for part in parts], runs, f"{path}[{key!r}]") for key in keys)
+        return rebuild(first, joined)
+    for part, (c, n) in zip(parts, runs):
+        _check_array(part, c, n, path)
     arrays = [array.as_in_context(runs[0][0]) for array in parts]
-    if isinstance(arrays[0], mx.np.ndarray):
+    if isinstance(first, mx.np.ndarray):
         return mx.np.concatenate(arrays, axis=0)
-    if np.dtype(arrays[0].dtype) == bool:  # mx.nd.concat does not take bool
+    if np.dtype(first.dtype) == bool:  # mx.nd.concat does not take bool
         return mx.nd.concat(*[array.astype("uint8") for array in arrays], dim=0).astype("bool")
     return mx.nd.concat(*arrays, dim=0)
-
-
-def _check_alike(parts: Sequence[Any], runs: Runs, path: str) -> None:
-    """Check that ``parts`` are the same nest, or arrays that differ in their samples only."""
-    kinds: dict[str, mx.Context] = {}
-    for part, (c, n) in zip(parts, runs):
-        kind = type(part).__name__
-        if isinstance(part, dict):
-            kind += f" with the keys {', '.join(sorted(map(repr, part)))}"
-        elif isinstance(part, NESTS):
-            kind += f" of {len(part)}"
-        else:
-            _check_array(part, c, n, path)
-            rows = f"{part.shape[0] // n} x {part.shape[1:]} per sample"
-            kind = f"{type(part).__module__}.{kind}, {np.dtype(part.dtype)}, {rows}"
-        kinds.setdefault(kind, c)
-    if len(kinds) > 1:
-        got = " and ".join(f"a {kind} on {c}" for kind, c in kinds.items())
-        raise ValueError(f"{path} must be alike on all devices, got {got}")
 
 
 def _check_array(array: Any, ctx: mx.Context, n: int, path: str) -> None:

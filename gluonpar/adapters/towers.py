@@ -13,10 +13,10 @@ from gluonpar.adapters.parallel import on_device
 from gluonpar.batch_norm import all_devices
 from gluonpar.collectives import Exchange, arguments, in_buckets
 from gluonpar.gluon import check_draws_nothing, consistency
-from gluonpar.metrics import BATCHES_IN_FLIGHT, LossMeter
+from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
-from gluonpar.runtime import device_threads, devices, interrupts, memory, private_fields
+from gluonpar.runtime import devices, interrupts, memory, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
 
 
@@ -52,8 +52,8 @@ class Towers:
     for batches of any size, up to rounding and batch normalisation. With equal batches that is the
     mean of :func:`average_gradients`.
 
-    Raises ValueError for a Block that is not on all of ``ctx`` or accumulates gradients
-    (``grad_req='add'``), an empty list, and SGLD over several processes; TypeError for others.
+    Raises ValueError for a Block on a context that is listed twice, and SGLD over several
+    processes.
 
     >>> import mxnet as mx
     >>> def forward(batch, params):
@@ -85,11 +85,9 @@ class Towers:
             params = variables.collect_params().values()
             self._params = [p for p in params if not isinstance(p, gluon.Constant)]
             devices.check_distinct(self.ctx)
-            _check_params(self._params, self.ctx)
             self._models = [variables] * len(self.ctx)
             consistency.start_alike(self._params)
         else:
-            _check_arrays(variables)
             first = get_params(variables, self.ctx[0])  # with rank 0's values
             with cluster.local():  # another rank may have another number of towers
                 self._models = [first, *(get_params(first, c) for c in self.ctx[1:])]
@@ -115,11 +113,11 @@ class Towers:
         several processes a rank may have no batch, or one without samples, if another rank has one,
         and has no output then; a step waits until all ranks have begun it, to add up their samples.
 
-        An exception in a tower is raised as a RuntimeError that names the device, with the
-        exception as its cause. Raises ValueError for no batch, more batches than towers, a bad
-        ``lr``, outputs whose names differ or lack ``"loss"``, losses that are not one per sample,
-        and a variable that a tower's loss does not depend on, that is no longer on all contexts, or
-        that accumulates gradients by now. Variables are then unchanged.
+        A gradient that a tower's loss does not depend on counts as zero. An exception in a tower is
+        raised as a RuntimeError that names the device, with the exception as its cause. Raises
+        ValueError for no batch, more batches than towers, a bad ``lr``, losses that are not one per
+        sample, and variables that accumulate gradients (``grad_req='add'``). Running statistics
+        aside, variables are then unchanged.
         """
         outputs, num_samples = self._step(list(batches), lr)
         if not num_samples:
@@ -134,28 +132,23 @@ class Towers:
             check_lr(lr)
         elif self._needs_lr:
             raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
-        _check_params(self._params or (), self.ctx)
+        for param in self._params or ():
+            if param.grad_req == "add":
+                raise ValueError(f"{param.name} must have grad_req='write', got 'add'")
         batches = [batch for batch in batches if num_samples(batch)]
         of_ranks = cluster.PendingGather(sum(map(num_samples, batches)), "samples")
         with autograd.pause():
             if batches and any(map(private_fields.awaits_shape, self._params or ())):
-                with autograd.predict_mode():  # infers shapes; then there are variables to restore
-                    self._compute(0, batches[0], [])
+                with on_device(self.ctx[0], "tower 0"), autograd.predict_mode():
+                    self._forward(split_and_load(batches[0], self.ctx[0])[0], self._models[0])
             variables = self.variables
-            statistics = [array for arrays in variables for array in arrays if array.grad is None]
-            before = [array.copy() for array in statistics]
-            try:
-                with all_devices(len(batches)) as call_on:
-                    outputs = self._run(batches, call_on)
-            except BaseException:  # forward has changed the running statistics
-                for array, saved in zip(statistics, before):
-                    saved.copyto(array)
-                raise
+            with all_devices(len(batches)) as call_on:
+                outputs = self._run(batches, variables, call_on)
             number = sum(of_ranks.wait())
             if number:
                 with interrupts.held():
                     self._reduce_and_update(variables, len(batches), lr, number)
-        return _by_name(outputs), number
+        return outputs, number
 
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
@@ -195,63 +188,32 @@ class Towers:
             raise ValueError("batches must yield at least 1 batch, got none")
         return TowersEpoch(meter.read(), total, meter.num_batches)
 
-    @cluster.in_scope
-    def evaluate(self, batches: Iterable[Any]) -> dict[str, list]:
-        """Return outputs by name, in predict mode, each a list in the order of the batches.
-
-        The towers take the batches in turn; in a job of several processes each rank's are its own,
-        and nothing is exchanged. No variable, gradient or running statistic changes.
-        ``forward`` need not return ``"loss"``. All outputs are kept in memory, and the call waits
-        for older batches, so that at most BATCHES_IN_FLIGHT per tower are. Raises RuntimeError, as
-        :meth:`step`, for an exception in a tower.
-        """
-        outputs: list[dict] = []
-        most = BATCHES_IN_FLIGHT * len(self.ctx)
-        with autograd.pause(train_mode=False):
-            for i, batch in enumerate(batches):
-                self._compute(i % len(self.ctx), batch, outputs)
-                for output in outputs[-most - 1].values() if i >= most else ():
-                    if isinstance(output, mx.nd.NDArray):
-                        output.wait_to_read()
-        return _by_name(outputs)
-
-    def _compute(
-        self, i: int, batch: Any, outputs: list[dict], call_on: Callable = device_threads.call
-    ) -> None:
-        """Append the outputs of ``forward`` for the batch in tower i, under the same names."""
-        with on_device(self.ctx[i], f"tower {i}"):
-            [loaded] = split_and_load(batch, self.ctx[i])
-            output = call_on(self.ctx[i], self._forward, loaded, self._models[i])
-        outputs.append(output if isinstance(output, dict) else {"loss": output})
-        if outputs[-1].keys() != outputs[0].keys():
-            names, before = sorted(outputs[-1]), sorted(outputs[0])
-            got = f"{names} on {self.ctx[i]} and {before} before"
-            raise ValueError(f"forward must always return the same names, got {got}")
-
-    def _run(self, batches: list, call_on: Callable) -> list[dict[str, Any]]:
-        """Run forward on every tower, then backward on every tower; return the outputs."""
-        running = list(zip(self.ctx, self.variables, batches))
-        outputs: list[dict] = []
-        for i, (c, arrays, batch) in enumerate(running):
-            memory.set_grad_flags(arrays, False)  # until backward sets them: see _check_written
-            with autograd.record():
-                self._compute(i, batch, outputs, call_on)
+    def _run(
+        self, batches: list, variables: list[Sequence[mx.nd.NDArray]], call_on: Callable
+    ) -> dict[str, list]:
+        """Run forward on every tower, then backward on every tower; return the outputs by name."""
+        outputs: list[dict[str, Any]] = []
+        for i, (c, arrays, batch) in enumerate(zip(self.ctx, variables, batches)):
+            memory.set_grad_flags(arrays, False)  # until backward sets them
+            with on_device(c, f"tower {i}"), autograd.record():
+                [loaded] = split_and_load(batch, c)
+                output = call_on(c, self._forward, loaded, self._models[i])
+            outputs.append(output if isinstance(output, dict) else {"loss": output})
             loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
             if getattr(loss, "shape", None) != shape:
-                got = sorted(outputs[-1]) if loss is None else getattr(loss, "shape", loss)
+                got = getattr(loss, "shape", sorted(outputs[-1]))
                 raise ValueError(
                     f"forward must return an output 'loss', one per sample, of shape {shape}, got "
                     f"{got} on {c}"
                 )
-        for i, (c, arrays, _) in enumerate(running):
+        by_name = {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
+        for i, (c, arrays, loss) in enumerate(zip(self.ctx, variables, by_name.get("loss", []))):
             with on_device(c, f"backward of tower {i}"):
-                call_on(c, outputs[i]["loss"].backward)
-            _check_written(arrays, c)
-        return outputs
-
-
-def _by_name(outputs: list[dict]) -> dict[str, list]:
-    return {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
+                call_on(c, loss.backward)
+            flags = memory.grad_flags(arrays)
+            unwritten = [array.grad for array, written in zip(arrays, flags) if not written]
+            memory.zero([grad for grad in unwritten if grad is not None])
+        return by_name
 
 
 def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable:
@@ -275,39 +237,6 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
     return update
 
 
-def _check_written(arrays: Sequence[mx.nd.NDArray], ctx: mx.Context) -> None:
-    """Raise ValueError if backward has not written a gradient: it would be summed twice."""
-    for j, (array, written) in enumerate(zip(arrays, memory.grad_flags(arrays))):
-        if array.grad is not None and not written:
-            raise ValueError(
-                f"the loss on {ctx} does not depend on variable {j} of shape {array.shape}; remove "
-                "it, or set its grad_req to 'null'"
-            )
-
-
-def _check_arrays(variables: Any) -> None:
-    if not isinstance(variables, (list, tuple)):
-        raise TypeError(f"variables must be a list of arrays or a Block, got {variables!r}")
-    for i, variable in enumerate(variables):
-        if not isinstance(variable, mx.nd.NDArray):
-            raise TypeError(f"variables[{i}] must be an MXNet array, got {type(variable).__name__}")
-    if not variables:
-        raise ValueError("variables must hold at least one array, got an empty list")
-
-
-def _check_params(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> None:
-    for param in params:
-        held = param.list_ctx()
-        missing = [c for c in ctx if c not in held]
-        if missing:
-            raise ValueError(
-                f"{param.name} must be on all of {ctx}, but is not on {missing}; call "
-                f"initialize(ctx={ctx}) or collect_params().reset_ctx({ctx})"
-            )
-        if param.grad_req == "add":
-            raise ValueError(f"{param.name} must have grad_req='write', got 'add'")
-
-
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     """Return, per variable, the mean of its gradients over towers, on the first tower's device.
 
@@ -318,8 +247,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     and nothing waits. All towers weigh the same, whatever their batches: for
     batches of different sizes use :class:`gluonpar.Towers`, which weighs samples equally.
 
-    Raises ValueError for towers with different numbers of gradients, for shapes or dtypes that
-    differ, and for a gradient that is None; TypeError for entries that are not arrays or pairs.
+    Raises ValueError for towers with different numbers of gradients, and for shapes or dtypes that
+    differ; TypeError for entries that are not arrays or pairs, such as None.
 
     After ``average_gradients`` in TensorFlow's CIFAR-10 example for several GPUs.
 
@@ -334,13 +263,13 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     if len(set(lengths)) > 1:
         raise ValueError(f"every tower must have one gradient per variable, got {lengths}")
     pairs = {isinstance(e, (tuple, list)) and len(e) == 2 for each in tower_grads for e in each}
-    if len(pairs) > 1:
-        raise TypeError("tower_grads must hold either arrays or pairs, got both")
     paired = pairs == {True}
     variables = list(zip(*tower_grads))
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
-        _check_tower_grads(grads, j)
+        different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
+        kind = arguments.check_list(different, f"the towers' gradients of variable {j}")
+        arguments.check_op("mean", kind.dtype)
     with autograd.pause(), mx.util.np_shape(True):
         means = [grads[0].copy() for grads in lists]
     if lists:
@@ -349,15 +278,3 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
         sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]
         exchange.reduce(in_buckets(sums))
     return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means
-
-
-def _check_tower_grads(grads: Sequence[Any], j: int) -> None:
-    without = [i for i, grad in enumerate(grads) if grad is None]
-    if without:
-        raise ValueError(
-            f"variable {j} must have a gradient in every tower, got None in towers {without}; "
-            "call attach_grad() on it before forward, or leave it out for every tower"
-        )
-    different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
-    kind = arguments.check_list(different, f"the towers' gradients of variable {j}")
-    arguments.check_op("mean", kind.dtype)

@@ -1,4 +1,7 @@
-"""Reading files, and writing them so that a path never holds a partial file."""
+"""Reading files, and writing them so that a path never holds a partial file.
+
+Parameters are in MXNet's own ``.params`` files.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,11 @@ import contextlib
 import errno
 import os
 import pathlib
-from typing import BinaryIO, Iterator
+from typing import BinaryIO, Iterable, Iterator, Sequence
+
+import mxnet as mx
+
+from gluonpar.runtime import private_fields
 
 
 def read(path: str | os.PathLike, kind: str = "file") -> bytes:
@@ -39,11 +46,6 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        handle = os.open(temporary.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)  # the new name, too, survives a power failure
-        finally:
-            os.close(handle)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -76,10 +78,38 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
     """Create ``folder`` if necessary. Raises ValueError if no file can be written into it."""
     path = pathlib.Path(folder)
     try:
-        str(path.absolute()).encode()
         path.mkdir(parents=True, exist_ok=True)
         _check_folder(path / "any")
-    except (UnicodeEncodeError, OSError) as error:
-        reason = getattr(error, "strerror", "MXNet takes only paths in UTF-8")
-        raise ValueError(f"nothing can be saved in {path}: {reason}") from error
+    except OSError as error:
+        raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
     return path
+
+
+def save_params(path: str | os.PathLike, params: mx.gluon.Block | Sequence[mx.nd.NDArray]) -> None:
+    """Write a block's parameters for ``load_parameters``, or arrays with the keys '0', '1', ...
+
+    Waits for the arrays. Raises OSError if the file system refuses; ``path`` is then as it was.
+    """
+    with atomic_write(path) as file:
+        try:
+            if isinstance(params, mx.gluon.Block):
+                params.save_parameters(file.name)
+            else:
+                # With its context a file from gpu(3) could not be read where there are fewer GPUs.
+                copies = [param.as_in_context(mx.cpu()) for param in params]
+                mx.nd.save(file.name, {str(i): param for i, param in enumerate(copies)})
+            # MXNet does not notice that closing the file failed, as on a full disk.
+            mx.nd.load(file.name)  # noqa: TID251
+        except mx.MXNetError as error:
+            reason = str(error).strip().splitlines()[-1]  # after a stack trace of C++ functions
+            raise OSError(f"cannot write {path}: {reason}") from error
+
+
+def check_initialized(params: Iterable[mx.gluon.Parameter]) -> None:
+    """Raise ValueError for the first parameter that has no values to be saved yet."""
+    for param in params:
+        if private_fields.values(param) is None:
+            raise ValueError(
+                f"parameter {param.name} has no values yet; initialize the network, and call it on "
+                "one batch, in a job on every rank, if its shapes depend on the input"
+            )

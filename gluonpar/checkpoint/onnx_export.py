@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.checkpoint import files, params_file
+from gluonpar.checkpoint import files
 from gluonpar.runtime import private_fields
 
 # MXNet's newest translations are for set 13, and mean the same in 14. Some readers, such as onnx's
@@ -66,7 +66,8 @@ def export_onnx(
 
     symbol, values = _symbol(model, params)
     graph = _translated(symbol, values, tuple(input_shape), np.dtype(dtype))
-    _tidy(graph)
+    for value in [value for value in graph.input if value.name in values]:
+        graph.input.remove(value)  # a parameter, which the graph has as an initializer
     sets = [onnx.helper.make_opsetid("", OPERATOR_SET)]
     options = {"ir_version": IR_VERSION, "producer_name": "gluonpar"}
     written = onnx.helper.make_model(graph, opset_imports=sets, **options)
@@ -80,7 +81,7 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
     data = mx.sym.var("data")
     if isinstance(model, mx.gluon.HybridBlock):
         block_params = model.collect_params().values()
-        params_file.check_initialized(block_params)
+        files.check_initialized(block_params)
         if mx.util.is_np_array():
             data = data.as_np_ndarray()
         output, values = model(data), {p.name: p.list_data()[0] for p in block_params}
@@ -89,9 +90,11 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
         output = model(data, [mx.sym.var(name, shape=p.shape) for name, p in values.items()])
     else:
         raise TypeError(f"model must be a HybridBlock, or a function with params=, got {model!r}")
-    outputs = [output] if isinstance(output, mx.sym.Symbol) else output
     values = {name: value.as_nd_ndarray() for name, value in values.items()}
-    return mx.sym.Group([of.as_nd_ndarray() for of in outputs]), values
+    if isinstance(output, mx.sym.Symbol):
+        return mx.sym.identity(output.as_nd_ndarray(), name="scores"), values
+    named = (mx.sym.identity(of.as_nd_ndarray(), name=f"scores{i}") for i, of in enumerate(output))
+    return mx.sym.Group([*named]), values
 
 
 def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dtype) -> Any:
@@ -113,17 +116,3 @@ def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dty
             )
         except AttributeError as error:  # what the exporter raises for an unknown operator
             raise ValueError(f"MXNet cannot write this network as ONNX: {error}") from error
-
-
-def _tidy(graph: Any) -> None:
-    """Remove the parameters from the graph's inputs, and give its outputs fixed names."""
-    stored = {tensor.name for tensor in graph.initializer}
-    for value in [value for value in graph.input if value.name in stored]:
-        graph.input.remove(value)
-    several = len(graph.output) > 1
-    renamed = {v.name: f"scores{i if several else ''}" for i, v in enumerate(graph.output)}
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [renamed.get(name, name) for name in names]
-    for value in graph.output:
-        value.name = renamed[value.name]

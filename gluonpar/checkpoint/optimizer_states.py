@@ -1,8 +1,8 @@
 """The optimizer's section of a checkpoint, and files that hold nothing else (``save_states``).
 
 The section has the optimizer's attributes, its learning-rate schedule too, and each parameter's
-states. If all of these are :mod:`~gluonpar.checkpoint.plain_values`, as in MXNet's optimizers, they
-are saved as such. Otherwise the optimizer and the states are a pickle inside the file.
+states. If all of these are plain values (:mod:`~gluonpar.checkpoint.npz_file`), as in MXNet's
+optimizers, they are saved as such. Otherwise the optimizer and the states are a pickle in the file.
 
 **Security**: loading a pickle can run any code that is in it. :func:`_unpickled` is the only place
 where gluonpar does so, and only if the caller says that the file is ``trusted``.
@@ -20,7 +20,7 @@ import json
 import os
 import pickle  # noqa: TID251 - see the docstring
 import warnings
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -28,8 +28,8 @@ from mxnet import gluon
 from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Updater
 
-from gluonpar.checkpoint import files, sealed_npz
-from gluonpar.checkpoint.plain_values import Decoder, Encoder, NotPlainError
+from gluonpar.checkpoint import files, npz_file
+from gluonpar.checkpoint.npz_file import Encoder, NotPlainError, decode
 from gluonpar.runtime import private_fields
 
 PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
@@ -42,26 +42,14 @@ _OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", "_index_updat
 NamedParams = List[Tuple[str, int, gluon.Parameter]]
 
 
-def save(
-    path: str | os.PathLike, updater: Updater, params: NamedParams, format: str = "gluonpar"
-) -> None:
+def save(path: str | os.PathLike, updater: Updater, params: NamedParams) -> None:
     """Write the states of ``updater``, which updates ``params``, whole or not at all.
 
-    With ``format="gluon"`` as ``gluon.Trainer.save_states`` does. Waits for the arrays. Raises
-    OSError if the file system refuses, ValueError for another format, and for an optimizer that
-    cannot be pickled either.
+    Waits for the arrays. Raises OSError if the file system refuses, ValueError for an optimizer
+    that is not plain and cannot be pickled.
     """
-    if format not in ("gluonpar", "gluon"):
-        raise ValueError(f"format must be 'gluonpar' or 'gluon', got {format!r}")
-    if format == "gluon":
-        optimizer = copy.copy(updater.optimizer)
-        # gluon.Trainer counts updates per device; gluonpar's devices share their counts.
-        private_fields.separate_update_counts(optimizer)
-        with files.atomic_write(path) as file:
-            pickle.dump((updater.states, optimizer), file)
-        return
     encoder = Encoder()
-    sealed_npz.write(path, describe(updater, params, encoder), encoder.arrays)
+    npz_file.write(path, describe(updater, params, encoder), encoder.arrays)
 
 
 def load(
@@ -83,10 +71,10 @@ def load(
     content = files.read(path)
     if not content.startswith(_PICKLE):
         parse = functools.partial(prepare_restore, updater, params, trusted)
-        sealed_npz.unpack(content, parse, path)(keep_schedule)
+        npz_file.parsed(content, parse, path)(keep_schedule)
         return
     try:
-        states, saved = _unpickled(content, trusted, "it is a pickle, as gluon.Trainer writes")
+        states, saved = _unpickled(content, trusted)
         counts = dict(private_fields.update_counts(saved))
         restore = _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
     except Exception as error:  # of pickle, or of a class in the file
@@ -95,12 +83,12 @@ def load(
     restore(keep_schedule)
 
 
-def _unpickled(content: bytes, trusted: bool, what: str) -> Any:
+def _unpickled(content: bytes, trusted: bool) -> Any:
     """Return what is in a pickle, which can run any code; ValueError if it is not trusted."""
     if not trusted:
         raise ValueError(
-            f"{what}; reading it can run any code that is in it. If you trust the file, pass "
-            "trusted=True"
+            "it has a pickle, of gluon.Trainer or of an optimizer of your own; reading it can run "
+            "any code that is in it. If you trust the file, pass trusted=True"
         )
     return pickle.loads(content)  # noqa: S301
 
@@ -134,11 +122,8 @@ def describe(updater: Updater, params: NamedParams, encoder: Encoder) -> dict[st
         stacklevel=4,
     )
     del encoder.arrays[number:]
-    return {
-        "format": PICKLE_FORMAT,
-        **section,
-        "pickle": encoder.add(np.frombuffer(content, "uint8")),
-    }
+    pickled = encoder.add(np.frombuffer(content, "uint8"))
+    return {"format": PICKLE_FORMAT, **section, "pickle": pickled}
 
 
 def _encode_object(encoder: Encoder, value: Any, place: str) -> dict[str, Any]:
@@ -161,13 +146,10 @@ def prepare_restore(
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Its argument is ``keep_schedule``, as in :func:`load`. Takes the arrays out of ``arrays``. May
+    Its argument is ``keep_schedule``, as in :func:`load`. Takes its arrays out of ``arrays``. May
     raise any exception for a section made by hand.
     """
     optimizer, of_mxnet = updater.optimizer, is_of_mxnet(updater.optimizer)
-    if section["format"] not in (PLAIN_FORMAT, PICKLE_FORMAT):
-        known = f"{PLAIN_FORMAT} and {PICKLE_FORMAT}"
-        raise ValueError(f"format {section['format']}, but this version reads {known}")
     plain = section["format"] == PLAIN_FORMAT
     index = _indices(section["params"], params)
     moved = any(old != new for old, new in index.items())
@@ -179,56 +161,36 @@ def prepare_restore(
             "same order, by a name scope"
         )
     if not plain:
-        content = arrays.pop(section["pickle"]).tobytes()
-        states, unpickled = _unpickled(content, trusted, "its optimizer is a pickle")
+        states, unpickled = _unpickled(arrays.pop(section["pickle"]).tobytes(), trusted)
         kind = type(unpickled).__name__
         return _prepared(updater, params, kind, vars(unpickled), counts, states)
-    decoder = Decoder(arrays, params[0][2].list_ctx()[0] if params else mx.cpu())
-    schedule = optimizer.lr_scheduler
-    saved = _decode_attributes(decoder, type(optimizer), section["optimizer"], schedule)
+    ctx = params[0][2].list_ctx()[0] if params else mx.cpu()
+    described = section["optimizer"]
+    saved = _decode_attributes(described, arrays, ctx, type(optimizer.lr_scheduler))
     if moved:  # MXNet's dicts by number are by the parameter's index
         for name, value in saved.items():
             if isinstance(value, dict):
                 saved[name] = {index.get(key, key): part for key, part in value.items()}
     if of_mxnet:
-        decoder.ctx = mx.cpu()  # each goes to the device that updates the parameter
-    states = {index[i]: decoder.decode(state) for i, state in section["states"]}
-    kind = section["optimizer"]["object"][0]
-    return _prepared(updater, params, kind, saved, counts, states)
+        ctx = mx.cpu()  # each state goes to the device that updates the parameter
+    states = {index[i]: decode(state, arrays, ctx) for i, state in section["states"]}
+    return _prepared(updater, params, described["object"][0], saved, counts, states)
 
 
 def _decode_attributes(
-    decoder: Decoder, kind: type, described: dict[str, Any], schedule: Any = None
+    described: dict[str, Any], arrays: dict[int, np.ndarray], ctx: mx.Context, here: type
 ) -> dict[str, Any]:
-    """Return attributes of class ``kind``; ``schedule`` is the optimizer's own one."""
+    """Return an object's attributes; a schedule is of MXNet, or of the class ``here``."""
     saved: dict[str, Any] = {}
     for name, value in described["object"][1].items():
-        if name in _OWN or hasattr(getattr(kind, name, None), "__get__"):  # a method or property
-            raise ValueError(f"{kind.__name__} cannot have {name} = {value!r}")
         if name == "lr_scheduler" and value is not None:
-            schedule_kind = _schedule_class(value["object"][0], type(schedule))
-            made: Any = object.__new__(schedule_kind)
-            made.__dict__ = _decode_attributes(decoder, schedule_kind, value)
-            saved[name] = made
+            kind = value["object"][0]
+            schedule = here if here.__name__ == kind else getattr(mx.lr_scheduler, kind)
+            saved[name] = object.__new__(schedule)
+            vars(saved[name]).update(_decode_attributes(value, arrays, ctx, here))
         else:
-            saved[name] = decoder.decode(value)
+            saved[name] = decode(value, arrays, ctx)
     return saved
-
-
-def _schedule_class(name: str, here: type) -> type:
-    """Return ``here`` if it has this name, or else the program's only schedule of this name."""
-    kinds = {kind for kind in _subclasses(LRScheduler) if kind.__name__ == name}
-    if here.__name__ == name:
-        return here
-    if len(kinds) != 1:
-        raise ValueError(f"the program has {len(kinds)} schedules of class {name}; import one")
-    return kinds.pop()
-
-
-def _subclasses(kind: Any) -> Iterator[type]:
-    yield kind
-    for subclass in kind.__subclasses__():
-        yield from _subclasses(subclass)
 
 
 def _prepared(
@@ -239,15 +201,13 @@ def _prepared(
     counts: dict[int, int],
     states: dict[int, Any],
 ) -> Callable[[bool], None]:
-    """Check the optimizer's class, ``kind``, and the counts; return the function that restores.
+    """Check the optimizer's class, ``kind``; return the function that restores ``updater``.
 
     ``saved`` are the optimizer's attributes.
     """
     optimizer = updater.optimizer
     if kind != type(optimizer).__name__:
         raise ValueError(f"it is of optimizer {kind}, but this one is {type(optimizer).__name__}")
-    if not all(type(count) is int and count >= 0 for count in counts.values()):
-        raise ValueError(f"update counts must be integers and at least 0, got {counts}")
     unknown = {*counts, *states} - {i for _, i, _ in params}
     if unknown:
         raise ValueError(f"it has states of parameters that are not there: {sorted(unknown)}")
@@ -286,12 +246,9 @@ def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
         names = [type(each).__name__ if each else "none" for each in (there, here)]
         return "" if here is there else "{}, here {}".format(*names)
     last = max(num_here, num_there)
-    try:
-        own = _attributes_after(here, num_here, last)
-        saved = _attributes_after(there, num_there, last)
-        different = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
-    except Exception as error:  # of a class of the user's
-        return f"it cannot be compared ({type(error).__name__}: {error})"
+    own = _attributes_after(here, num_here, last)
+    saved = _attributes_after(there, num_there, last)
+    different = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
     return ", ".join(f"{name} is {saved.get(name)}, here {own.get(name)}" for name in different)
 
 
@@ -316,13 +273,11 @@ def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:
     return type(optimizer).__module__.startswith("mxnet.")
 
 
-def kind_of(array: Any) -> str:
-    """Return the shape and dtype of an array of NumPy's or MXNet's, such as '(2, 3) float32'."""
-    return f"{tuple(array.shape)} {np.dtype(array.dtype).name}"
-
-
 def _indices(saved: list, params: NamedParams) -> dict[int, int]:
-    """Return the new index of each saved one: by name if all names are the same, else in order."""
+    """Return the parameters' indices here by those in the file.
+
+    Parameters belong together by name if all names are the same, otherwise by their order.
+    """
     if len(saved) != len(params):
         raise ValueError(f"it is for {len(saved)} parameters, but there are {len(params)}")
     by_name = {param[0]: param for param in params}
@@ -336,8 +291,6 @@ def _indices(saved: list, params: NamedParams) -> dict[int, int]:
                 f"it is for other parameters: number {number} is {saved_name} {saved_shape} in the "
                 f"file, but {name} {shape} here"
             )
-    if len(index) != len(params):
-        raise ValueError("two of its parameters have the same index")
     return index
 
 

@@ -1,9 +1,9 @@
 """Checkpoints: everything that a training run needs to continue, in one file.
 
-A checkpoint is a file of :mod:`gluonpar.checkpoint.sealed_npz`. Its header has the keys
+A checkpoint is a file of :mod:`gluonpar.checkpoint.npz_file`. Its header has the keys
 
 - ``format`` and ``gluonpar``: the format's number and the version that wrote it;
-- ``params``: name and arrays of each parameter, one value, or one per device if those differ;
+- ``params``: name and arrays of each parameter, one value, or one per device if these differ;
 - ``optimizer``: see :mod:`gluonpar.checkpoint.optimizer_states`, or null;
 - ``rng``: a ``numpy.random.RandomState``, or null;
 - ``notes``: the caller's own.
@@ -22,16 +22,14 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.checkpoint import files, optimizer_states, params_file, sealed_npz
-from gluonpar.checkpoint.plain_values import Encoder
+from gluonpar.checkpoint import files, npz_file, optimizer_states
 from gluonpar.collectives import arguments
 from gluonpar.install import __version__
 from gluonpar.runtime import memory, private_fields
 
 FORMAT = 1
-_SAVES, _LOADS = (
-    f"{name}, which all ranks must call" for name in ("save_checkpoint", "load_checkpoint")
-)
+_SAVES = "save_checkpoint, which all ranks must call"
+_LOADS = "load_checkpoint, which all ranks must call"
 
 
 def save_checkpoint(
@@ -59,7 +57,7 @@ def save_checkpoint(
     values = _values(named)
     if not cluster.is_main():
         return
-    encoder = Encoder()
+    encoder = npz_file.Encoder()
     add = encoder.add
     header: dict[str, Any] = {
         "format": FORMAT,
@@ -69,7 +67,7 @@ def save_checkpoint(
         "rng": rng and [add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
         "notes": {} if notes is None else notes,
     }
-    sealed_npz.write(path, header, encoder.arrays)
+    npz_file.write(path, header, encoder.arrays)
 
 
 def load_checkpoint(
@@ -100,22 +98,24 @@ def load_checkpoint(
     def read() -> bytes | None:
         return files.read(path, "checkpoint") if cluster.is_main() else None
 
-    prepare = optimizer_states.prepare_restore
-
     def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
         if header["format"] != FORMAT:
             raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
         for name, argument, section in (("trainer", trainer, "optimizer"), ("rng", rng, "rng")):
             if argument is not None and header[section] is None:
                 raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
-        return (
-            _checked_values(header["params"], arrays, named),
-            optimizer and prepare(*optimizer, trusted, header["optimizer"], arrays),
-            rng and _checked_generator(arrays, *header["rng"]),
-            header["notes"],
-        )
+        values = _checked_values(header["params"], arrays, named)
+        restore = generator = None
+        if optimizer:
+            section = header["optimizer"]
+            restore = optimizer_states.prepare_restore(*optimizer, trusted, section, arrays)
+        if rng is not None:
+            kind, number, *more = header["rng"]
+            generator = kind, arrays[number], *more
+            np.random.RandomState().set_state(generator)  # refuses another kind, or other keys
+        return values, restore, generator, header["notes"]
 
-    values, restore, generator, notes = sealed_npz.unpack(
+    values, restore, generator, notes = npz_file.parsed(
         cluster.broadcast_bytes(cluster.together(read, _LOADS)), check, path
     )
     if trainer is not None:
@@ -142,7 +142,7 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
         arguments.check_lengths(**{f"on device {i}": copies for i, copies in enumerate(params)})
         return {str(i): (of, of[0].grad is None) for i, of in enumerate(zip(*params))}
     by_place = private_fields.params_by_place(params)  # names as in save_parameters
-    params_file.check_initialized(by_place.values())
+    files.check_initialized(by_place.values())
     return {name: (p.list_data(), p.grad_req == "null") for name, p in by_place.items()}
 
 
@@ -195,12 +195,9 @@ def _checked_values(
 ) -> dict[str, list[np.ndarray]]:
     """Return the parameters' values in the file; ValueError unless they fit the model."""
     values = {name: [arrays.pop(i) for i in numbers] for name, numbers in saved}
-    if len(values) != len(saved):
-        raise ValueError("two of its parameters have the same name")
     for name in {**values, **named}:
-        kinds = {optimizer_states.kind_of(value) for value in values.get(name, [])}
-        there = " and ".join(sorted(kinds)) or "missing"
-        here = optimizer_states.kind_of(named[name][0][0]) if name in named else "unknown"
+        there = " and ".join(sorted({*map(_kind, values.get(name, []))})) or "missing"
+        here = _kind(named[name][0][0]) if name in named else "unknown"
         if there != here:
             raise ValueError(
                 f"it is of another model: parameter {name} is {there} in the file, but {here} here"
@@ -208,15 +205,9 @@ def _checked_values(
     return values
 
 
-def _checked_generator(
-    arrays: dict[int, np.ndarray], kind: str, number: int, pos: int, has_gauss: int, gauss: float
-) -> tuple:
-    """Return arguments of ``RandomState.set_state``, which would crash later on a wrong ``pos``."""
-    if not 0 <= pos <= 624:
-        raise ValueError(f"rng must have a position of 0 to 624 in its keys, got {pos}")
-    state = kind, arrays.pop(number), int(pos), has_gauss, gauss
-    np.random.RandomState().set_state(state)  # refuses another kind, or other keys
-    return state
+def _kind(array: Any) -> str:
+    """Return the shape and dtype of an array of NumPy or MXNet, such as '(2, 3) float32'."""
+    return f"{tuple(array.shape)} {np.dtype(array.dtype).name}"
 
 
 def _local(values: list[np.ndarray], num_devices: int) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics, optim, replicas
-from gluonpar.checkpoint import optimizer_states, params_file
+from gluonpar.checkpoint import files, optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import batches, clipping, consistency, gradients, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
@@ -257,16 +257,15 @@ class Trainer(gluon.Trainer):
         first = [private_fields.values(param)[0] for param in trained]
         metrics.check_ranks(first, [param.name for param in trained])
 
-    def save_states(self, fname: str | os.PathLike, format: str = "gluonpar") -> None:
-        """Write the optimizer with all its attributes and states, whole or not at all.
+    def save_states(self, fname: str | os.PathLike) -> None:
+        """Write the optimizer with its states and all attributes, whole or not at all.
 
-        Its learning-rate schedule is one of them. The file, a NumPy ``.npz`` with a SHA-256, is
-        independent of the number of devices. With ``format="gluon"`` it is one that
-        ``gluon.Trainer`` reads. An optimizer of your own with attributes other than numbers,
-        strings, arrays, and lists, tuples and dicts of these is pickled, with a UserWarning; that
-        raises ValueError if it fails, as for a lock.
+        The learning-rate schedule is one of the attributes. The file, a NumPy ``.npz``, does not
+        depend on the number of devices. An optimizer of your own with attributes other than
+        numbers, strings, arrays, and lists, tuples and dicts of these is pickled, with a
+        UserWarning; ValueError if that fails, as for a lock. OSError if the file system refuses.
         """
-        optimizer_states.save(fname, self._updater, self._named_params(), format)
+        optimizer_states.save(fname, self._updater, self._named_params())
 
     def load_states(
         self, fname: str | os.PathLike, trusted: bool = False, keep_schedule: bool = False
@@ -303,7 +302,7 @@ class Trainer(gluon.Trainer):
         batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
         if self._identity.name and self._layout is None:  # a rank without samples, maybe
-            params_file.check_initialized(self._params)
+            files.check_initialized(self._params)
         return self._identity.facts(batch_size=batch_size)
 
     def _laid_out(self) -> Layout:

@@ -100,12 +100,6 @@ def forget_kvstore_values(trainer: gluon.Trainer) -> None:
         trainer._reset_kvstore()
 
 
-def separate_update_counts(optimizer: mx.optimizer.Optimizer) -> None:
-    """Give a copied optimizer its own counts, by device."""
-    counts = {device: dict(each) for device, each in optimizer._all_index_update_counts.items()}
-    optimizer._all_index_update_counts, optimizer._index_update_count = counts, counts[0]
-
-
 def level_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
     """Give these devices each parameter's largest count of any device, as after loading states."""
     by_device = optimizer._all_index_update_counts

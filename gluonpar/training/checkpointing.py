@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.checkpoint import files, load_checkpoint, save_checkpoint, sealed_npz
+from gluonpar.checkpoint import files, load_checkpoint, npz_file, save_checkpoint
 from gluonpar.runtime import memory
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
@@ -76,7 +76,7 @@ class Checkpointer:
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
             content = files.read(path, "checkpoint")
-            notes = sealed_npz.unpack(content, lambda header, _: dict(header["notes"]), path)
+            notes = npz_file.parsed(content, lambda header, _: dict(header["notes"]), path)
             progress, identity = _parse(path, notes)
             differences = [
                 f"{name} was {identity.get(name)} and is now {value}"

@@ -15,7 +15,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import metrics
 from gluonpar.batch_norm import running_statistics
-from gluonpar.checkpoint import export_onnx, params_file
+from gluonpar.checkpoint import export_onnx, files
 from gluonpar.gluon import Trainer
 from gluonpar.install import memory_limits
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
@@ -80,7 +80,7 @@ class LeNetWorkload(Workload):
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
     def save(self, path: str | os.PathLike) -> None:
-        params_file.save_params(path, self.trained[0])
+        files.save_params(path, self.trained[0])
 
     def save_onnx(self, path: str | os.PathLike) -> None:
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
@@ -131,7 +131,7 @@ class GluonWorkload(Workload):
         return metrics.accuracy(images, labels, nets, self.ctx, lambda X, scores: scores(X))
 
     def save(self, path: str | os.PathLike) -> None:
-        params_file.save_params(path, self.trained)
+        files.save_params(path, self.trained)
 
     def save_onnx(self, path: str | os.PathLike) -> None:
         export_onnx(path, self.scores, PIXELS, dtype="uint8")

@@ -181,12 +181,6 @@ def block_forward(batch, net):
     return {"loss": (predicted - batch["y"]) ** 2, "predicted": predicted}
 
 
-def bits(towers):
-    """Variables and gradients of every tower, to the bit; running statistics too."""
-    arrays = [a for variables in towers.variables for a in variables]
-    return [a.asnumpy().tobytes() for a in arrays + [a.grad for a in arrays if a.grad is not None]]
-
-
 def variable_bits(towers):
     return [a.asnumpy().tobytes() for variables in towers.variables for a in variables]
 
@@ -243,38 +237,6 @@ def test_multipliers_and_frozen_layers_of_a_block_are_heeded():
     assert moved == [True, False, True, False]
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
-@pytest.mark.parametrize("recording", [False, True])
-def test_evaluation_leaves_every_bit_of_the_training_towers(world, recording, hybrid):
-    towers = Towers(block_forward, net_on(2, hybrid), contexts(2))
-    towers.step(list(batches([4, 4])), LR)
-    before = bits(towers)
-    modes = []
-
-    def noting(batch, net):
-        modes.append((autograd.is_recording(), autograd.is_training()))
-        return block_forward(batch, net)
-
-    towers._forward = noting
-    with autograd.record() if recording else autograd.pause():
-        outputs = towers.evaluate(batches(SIZES[:5]))
-    assert modes == [(False, False)] * 5
-    assert [array.context.device_id for array in outputs["loss"]] == [0, 1, 0, 1, 0]
-    assert [len(array) for array in outputs["predicted"]] == SIZES[:5]
-    assert bits(towers) == before
-
-
-def test_evaluation_may_go_without_labels_and_use_any_device_for_the_same_answer():
-    towers = Towers(block_forward, net_on(3), contexts(3))
-    towers.run_epoch(batches([4] * 7), LR)
-    towers._forward = lambda batch, net: {"predicted": net(batch)}
-    X = next(batches([6]))["X"]
-    first, second, third = (a.asnumpy() for a in towers.evaluate([X] * 3)["predicted"])
-    np.testing.assert_array_equal(second, first)
-    np.testing.assert_array_equal(third, first)
-    assert towers.evaluate([]) == {}
-
-
 def failing(where, error):
     def fail(batch, model):
         if batch["X"].context == where:
@@ -286,7 +248,8 @@ def failing(where, error):
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_an_exception_in_one_tower_names_its_device_and_changes_no_variable(deferred):
-    towers = Towers(block_forward, net_on(3, deferred=deferred), contexts(3))
+    net = net_on(3, deferred=deferred, norm=False)
+    towers = Towers(block_forward, net, contexts(3))
     if not deferred:
         towers.step(list(batches([4, 4, 4])), LR)
         before = variable_bits(towers)
@@ -300,46 +263,32 @@ def test_an_exception_in_one_tower_names_its_device_and_changes_no_variable(defe
         assert variable_bits(towers) == before
     towers._forward = block_forward
     towers.step(list(batches([4, 4, 4])), LR)  # and it can go on
-    assert [variable.context for variable in towers.variables[1]] == [device(1)] * 8
+    assert [variable.context for variable in towers.variables[1]] == [device(1)] * 4
 
 
-def test_a_failed_backward_restores_running_statistics(monkeypatch):
-    """Those of the towers before it have been updated by then."""
-    towers = Towers(block_forward, net_on(2), contexts(2))
-    towers.step(list(batches([4, 4])), LR)
-    before = variable_bits(towers)
+def test_a_gradient_that_a_tower_has_not_written_counts_as_zero():
+    """The first tower's loss depends on the second variable only."""
 
-    def unused(batch, net):
-        output = block_forward(batch, net)
-        if batch["X"].context == device(1):
-            output["loss"] = batch["X"][:, 0] * net[2].bias.data(device(1))
-        return output
+    def forward(x, params):
+        return x * params[1] + (x * params[0] if x.context == device(1) else 0)
 
-    towers._forward = unused
-    with pytest.raises(ValueError, match=r"loss on [cg]pu\(1\) does not depend on variable 0 of"):
-        towers.step(list(batches([4, 4])), LR)
-    assert variable_bits(towers) == before
-
-
-def differing(batch, params):
-    loss = forward(batch, params)["loss"]
-    return {"loss": loss, "more": loss} if loss.context == device(1) else loss
+    towers = Towers(forward, [mx.nd.zeros((1,)), mx.nd.zeros((1,))], contexts(2))
+    for step in (1, 2):
+        towers.step([mx.nd.array([1]), mx.nd.array([10])], lr=2)
+        for variables in towers.variables:
+            assert [variable.asscalar() for variable in variables] == [-10 * step, -11 * step]
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (differing, r"\['loss', 'more'\] on [cg]pu\(1\) and \['loss'\]"),
-        (lambda b, p: b["X"].mean(), r"\(5,\), got \(1,\) on [cg]pu\(0\)"),
-        (lambda b, p: {"cost": b["y"]}, r"'loss'.* got \['cost'\] on [cg]pu\(0\)"),
-        (lambda b, p: {"loss": 3.0}, r"got 3.0 on [cg]pu\(0\)"),
-        (lambda b, p: {"loss": b["y"] * p[1][0]}, r"on [cg]pu\(0\) does not depend on variable 0"),
+        (lambda b, p: b["X"].mean(), r"\(5,\), got.* on [cg]pu\(0\)"),
+        (lambda b, p: {"cost": b["y"]}, r"'loss'.* got.*cost.* on [cg]pu\(0\)"),
     ],
 )
 def test_wrong_losses_are_refused(wrong, words):
-    towers = Towers(forward, start(mx.nd), contexts(2))
-    towers.step(list(batches())[:2], LR)
-    towers._forward, before = wrong, variable_bits(towers)
+    towers = Towers(wrong, start(mx.nd), contexts(2))
+    before = variable_bits(towers)
     with pytest.raises(ValueError, match=words):
         towers.step(list(batches())[:2], LR)
     assert variable_bits(towers) == before
@@ -360,40 +309,26 @@ def test_steps_that_cannot_be_made(num_batches, lr, words):
         towers.step(list(batches())[:num_batches], lr)
 
 
-def test_an_epoch_needs_batches():
-    with pytest.raises(ValueError, match="at least 1 batch"):
-        Towers(forward, start(mx.nd), contexts(2)).run_epoch([], LR)
-
-
-def test_an_epoch_whose_loss_is_not_finite_says_so():
+def test_an_epoch_has_batches_and_a_finite_loss():
     towers = Towers(lambda x, p: x * p[0], [mx.nd.ones((1,))], contexts(2))
+    with pytest.raises(ValueError, match="at least 1 batch"):
+        towers.run_epoch([], LR)
     with pytest.raises(metrics.Diverged, match="became nan in batch 2"):
         towers.run_epoch([mx.nd.array([1.0])] * 2 + [mx.nd.array([float("nan")])], LR)
 
 
-def test_variables_that_cannot_be_shared():
-    with pytest.raises(ValueError, match="variables .*empty list"):
-        Towers(forward, [], contexts(2))
-    with pytest.raises(TypeError, match=r"variables\[0\] must be an MXNet array, got float"):
-        Towers(forward, [1.0], contexts(2))
-    with pytest.raises(TypeError, match="variables .*got 3"):
-        Towers(forward, 3, contexts(2))
-    with pytest.raises(ValueError, match=r"weight must be .*not on \[[cg]pu\(1\)\]"):
-        Towers(block_forward, net_on(1, norm=False), contexts(2))
+def test_a_block_that_accumulates_gradients_is_refused():
     net = net_on(2, norm=False)
     towers = Towers(block_forward, net, contexts(2))
     net[0].weight.grad_req = "add"
     with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):
-        Towers(block_forward, net, contexts(2))
-    with pytest.raises(ValueError, match="weight .*grad_req='write', got 'add'"):
         towers.run_epoch(batches(), LR)
 
 
-def test_a_step_and_an_evaluation_wait_for_nothing():
+def test_a_step_waits_for_nothing():
     towers = Towers(forward, start(mx.nd), contexts(3))
     with waits.refused():
-        towers.step(list(batches())[:3], LR)
-        outputs = towers.evaluate(batches(SIZES[:3]))
+        outputs = towers.step(list(batches())[:3], LR)
     assert [len(array.asnumpy()) for array in outputs["loss"]] == SIZES[:3]
 
 
@@ -432,12 +367,6 @@ def test_means_are_those_of_numpy_on_the_first_towers_device(world, k, dtype):
             np.testing.assert_array_equal(array.asnumpy(), value)
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("float16", 60000), ("float32", 3e38)])
-def test_means_of_large_gradients_do_not_overflow(world, dtype, value):
-    [mean] = average_gradients(on_devices(world, [[np.full((2,), value, dtype)]] * 3))
-    np.testing.assert_allclose(mean.asnumpy(), np.full((2,), value, dtype), rtol=1e-6)
-
-
 @pytest.mark.parametrize("k", [1, 3])
 def test_pairs_give_pairs_with_the_first_towers_variables(world, k):
     grads = tower_grads(k)
@@ -467,10 +396,6 @@ def test_nothing_waits_and_nothing_is_recorded():
         means[0].backward()
 
 
-def test_no_variables_have_no_means():
-    assert average_gradients([[], []]) == []
-
-
 ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
 
 
@@ -480,13 +405,11 @@ ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
         ([], ValueError, r"tower_grads .*got \[\]"),
         (ONE, ValueError, "one list per tower"),
         ([[ONE, ONE], [ONE]], ValueError, r"got \[2, 1\]"),
-        ([[ONE, TWO], [ONE, None]], ValueError, r"variable 1 must .*got None in towers \[1\]"),
-        ([[(None, ONE)]], ValueError, r"variable 0 must .*got None in towers \[0\]"),
         ([[ONE], [TWO]], ValueError, r"variable 0.*\[1\] on [cg]pu\(1\) .*\(2,\).*\(1,\)"),
         ([[ONE], [ONE.astype("float64")]], ValueError, r"variable 0.*\[1\] .*float64.*float32"),
-        ([[ONE], [(ONE, ONE)]], TypeError, "got both"),
+        ([[ONE], [(ONE, ONE)]], TypeError, "got tuple"),
         ([[(ONE,)]], TypeError, r"variable 0\[0\] .*got tuple"),
-        ([[ONE], [3.0]], TypeError, r"variable 0\[1\] .*got float"),
+        ([[ONE], [None]], TypeError, r"variable 0\[1\] .*got NoneType"),
         ([[ONE.astype("int32")], [ONE.astype("int32")]], ValueError, "float arrays, got int32"),
     ],
 )

@@ -19,7 +19,6 @@ import numpy as np
 import gluonpar
 from gluonpar import cluster, sharding
 from gluonpar.batch_norm import running_statistics
-from gluonpar.checkpoint import sealed_npz
 from gluonpar.cluster import mpi_sums, process_collectives, world
 from gluonpar.metrics import LossMeter
 from gluonpar.models.losses import softmax_cross_entropy
@@ -31,6 +30,7 @@ from mxnet import autograd, gluon  # isort: skip
 from mxnet.gluon.contrib import estimator  # isort: skip
 import any_program  # isort: skip
 import batch_programs  # isort: skip
+import checkpoint_files  # isort: skip
 import contexts as devices  # isort: skip
 from contexts import contexts, device  # isort: skip
 
@@ -742,7 +742,7 @@ def running_statistics_of_ranks(folder):
     set_to(-1, -1)
     gluonpar.load_checkpoint(path, norm)
     assert [mean.asscalar() for mean in means] == [first, first + 1]
-    header, arrays = sealed_npz.unpack(path.read_bytes())
+    header, arrays = checkpoint_files.read(path)
     in_file = [arrays[i].item() for i in dict(header["params"])["running_mean"]]
     assert in_file == [*range(2 * size)]
 

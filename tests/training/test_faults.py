@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checkpoint_files
 import mxnet as mx
 import processes
 import pytest
 
-from gluonpar.checkpoint import sealed_npz
 from gluonpar.install import memory_limits
 from gluonpar.training import Run, command_line
 
@@ -146,7 +146,7 @@ def test_an_exception_in_an_operator_is_printed_once_and_ends_with_1(model, tmp_
     places = [path.name for path in sorted(tmp_path.glob("*.npz"))]
     assert places == [f"{model}-epoch-0001-batch-00000{step}.npz" for step in (1, 2)]
     for path in tmp_path.glob("*.npz"):
-        sealed_npz.unpack(path.read_bytes())  # not damaged
+        checkpoint_files.read(path)  # not damaged
 
 
 # Output that nobody can read

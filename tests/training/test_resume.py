@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from sealed_files import set_in_header
+from checkpoint_files import set_in_header
 
 from gluonpar.training import Configuration, Console, ResumeError, Run, command_line, workloads
 
@@ -264,7 +264,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path):
     ],
 )
 def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, value, words):
-    """The checksum is right: a checkpoint of another program, or one made by hand."""
+    """A checkpoint of another program, or one made by hand."""
     options, _, _ = whole
     path = shutil.copy(checkpoint(whole, "0001"), tmp_path / "a.npz")
     set_in_header(path, ["notes", name], value)

@@ -1,0 +1,79 @@
+"""npz_file: what was written is read; a file that is damaged or of another kind is a ValueError."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from gluonpar.checkpoint import npz_file
+
+DTYPES = st.sampled_from(["f2", "f4", "f8", "?", "u1", "i1", "i4", "i8", "u4"])
+SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+def parsed(content):
+    return npz_file.parsed(content, lambda header, arrays: (header, [*arrays.values()]), "a")
+
+
+def assert_same(arrays, others):
+    assert len(arrays) == len(others)
+    for one, other in zip(arrays, others):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert one.tobytes() == other.tobytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st_numpy.arrays(DTYPES, SHAPES), max_size=12))
+def test_what_was_written_is_read_bit_for_bit(tmp_path, arrays):
+    values = {"a": np.float32(0.5), "b": np.int64(3), "c": [None, True, "\u00e9"]}
+    npz_file.write(tmp_path / "a", values, arrays)
+    header, found = parsed((tmp_path / "a").read_bytes())
+    assert header == {"a": 0.5, "b": 3, "c": [None, True, "\u00e9"]}
+    assert_same(found, arrays)
+
+
+@pytest.fixture
+def good(tmp_path):
+    npz_file.write(tmp_path / "a", {"a": 1}, [np.arange(3.0)])
+    return (tmp_path / "a").read_bytes()
+
+
+def test_every_truncation_is_refused_and_no_flipped_bit_changes_a_value(good):
+    """Some bits, as in the time when a member was written, have no use."""
+
+    def values(content):
+        return npz_file.parsed(content, lambda header, arrays: (header, arrays[0].tobytes()), "a")
+
+    want = values(good)
+    for place in range(len(good)):
+        with pytest.raises(ValueError, match="^a cannot be loaded"):
+            values(good[:place])
+        bad = bytearray(good)
+        bad[place] ^= 1 << place % 8
+        with contextlib.suppress(ValueError):
+            assert values(bytes(bad)) == want
+
+
+def test_an_array_that_lost_its_end_is_refused(tmp_path):
+    """NumPy would read it only up to its new length, and not come to its CRC-32."""
+    npz_file.write(tmp_path / "a", {}, [np.arange(2000.0)])
+    content = (tmp_path / "a").read_bytes()
+    assert content.count(b"(2000,)") == 1
+    with pytest.raises(ValueError, match="damaged: 0.npy"):
+        parsed(content.replace(b"(2000,)", b"(1000,)"))
+
+
+def of_objects():
+    file = io.BytesIO()
+    np.savez(file, header=np.frombuffer(b"{}", "uint8"), **{"0": np.array([{}], dtype=object)})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x80\x04N.", of_objects()])
+def test_other_content_is_refused(content):
+    with pytest.raises(ValueError, match="^a cannot be loaded"):
+        parsed(content)
