@@ -15,16 +15,11 @@ from gluonpar.sharding import as_list
 
 
 class TaskError(RuntimeError):
-    """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``).
+    """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``)."""
 
-    :func:`run_tasks` raises an instance of both TaskError and the cause's type, so that ``except
-    KeyError`` still catches a task's KeyError.
-    """
-
-    ctx: mx.Context
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+    def __init__(self, message: str, ctx: mx.Context) -> None:
+        super().__init__(message)
+        self.ctx = ctx
 
 
 def run_tasks(
@@ -80,7 +75,8 @@ def run_tasks(
             try:
                 results.append(call_on(c, call, shard))
             except Exception as error:
-                raise _task_error(c, error) from error
+                message = f"the task failed on {c}: {type(error).__name__}: {error}"
+                raise TaskError(message, c) from error
     return results
 
 
@@ -108,16 +104,3 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
                 function()
             raise
         share_running_statistics(round_)
-
-
-def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
-    """A TaskError of a class made here, as only that lets ``except`` match the error's type too."""
-    kind, named = type(error), TaskError()
-    if not isinstance(named, kind):
-        with contextlib.suppress(TypeError):  # the type cannot be combined
-            shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
-            both: Any = type(kind.__name__, (kind, TaskError), shown)
-            named = both.__new__(both)
-    named.args = (f"the task failed on {ctx}: {kind.__name__}: {error}",)
-    named.ctx = ctx
-    return named

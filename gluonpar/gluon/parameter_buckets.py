@@ -9,7 +9,7 @@ from mxnet import gluon
 
 from gluonpar import cluster, replicas
 from gluonpar.collectives import Exchange
-from gluonpar.gluon import batches, gradients
+from gluonpar.gluon import batches
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import devices, memory, private_fields
@@ -20,7 +20,7 @@ class Layout:
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
-    Buckets of row_sparse gradients have no root, and every device updates, unless ``updates_once``.
+    Without, buckets of row_sparse gradients have no root, and every device updates.
     ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed:
     the parameters may be given others.
     """
@@ -30,9 +30,8 @@ class Layout:
         params: Sequence[gluon.Parameter],
         in_order: Sequence[gluon.Parameter],
         exchange: Exchange,
-        one_root: bool = False,
-        updates_once: bool = False,
-        name: str = "",
+        one_root: bool,
+        name: str,
     ) -> None:
         self._params, self._kinds = params, _kinds(params)
         self._ctx, self._num_processes, self._name = exchange.ctx, exchange.num_processes, name
@@ -45,7 +44,7 @@ class Layout:
         self._buckets = []
         for bucket, root in zip(buckets, roots):
             indices = [each.index for each in bucket]
-            on_all = bucket[0].grads[0].stype == "row_sparse" and not updates_once
+            on_all = bucket[0].grads[0].stype == "row_sparse" and not one_root
             self._buckets.append((indices, None if on_all else root))
 
     def is_current(self) -> bool:
@@ -67,7 +66,7 @@ class Layout:
         rank, or none on a device on which its own batch ran.
         """
         if summed:
-            written = [gradients.tracked[param].fresh() for param in self.params]
+            written = [batches.tracked[param].fresh() for param in self.params]
             on_some_rank = [*map(any, written)]
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
@@ -75,7 +74,7 @@ class Layout:
                     on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
         else:
             how = self._num_processes, self._name, facts
-            written, on_some_rank = gradients.summands(self.params, *how)
+            written, on_some_rank = batches.summands(self.params, *how)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:

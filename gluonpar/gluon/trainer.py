@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -14,15 +13,9 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states, params_file
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import batches, clipping, consistency, gradients, parameter_buckets
+from gluonpar.gluon import batches, clipping, consistency, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
-from gluonpar.gluon.update import (
-    ShardedUpdate,
-    Updater,
-    check_draws_nothing,
-    needs_one_root,
-    updates_once,
-)
+from gluonpar.gluon.update import ShardedUpdate, check_draws_nothing, needs_one_root
 from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
@@ -52,9 +45,9 @@ class Trainer(gluon.Trainer):
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
     Gradients may be row_sparse (:mod:`gluonpar.gluon.update`). The other positional arguments are
     those of ``gluon.Trainer``. With any ``kvstore`` of one process (None, 'local', 'device',
-    'nccl', 'gluonpar') gradients are summed by gluonpar's all-reduce. With None ``gluon.Trainer``
-    sums nothing, so that is a warning on several devices. ``algorithm`` names the all-reduce (None:
-    chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16
+    'nccl', 'gluonpar') gradients are summed by gluonpar's all-reduce, with None, too, where
+    ``gluon.Trainer`` sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
+    :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16
     and adds them in float32; their sums must stay below 65504.
 
     The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
@@ -102,28 +95,14 @@ class Trainer(gluon.Trainer):
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         parameter_buckets.check(params)
-        for name in ("_init_kvstore", "_init_params"):
-            if _is_overridden(self, name):
-                raise ValueError(
-                    f"{type(self).__name__} overrides {name}, which gluonpar.Trainer does not "
-                    "call: it has no kvstore; override _allreduce_grads, or use gluon.Trainer"
-                )
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        momentum = getattr(self._optimizer, "momentum", 0)
-        if isinstance(self._optimizer, mx.optimizer.DCASGD) and momentum:
-            raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
-        if kvstore is None and len(self._contexts) > 1:
-            warnings.warn(
-                "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
-                stacklevel=2,
-            )
         self._given, self._scope = params, cluster.scope()
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._accumulating = self._inside_no_sync = self._broadcast = self._has_summed = False
-        self._updater = Updater(self._optimizer)
-        self._updaters = [self._updater]
+        self._updaters = [mx.optimizer.Updater(self._optimizer)]
+        [self._updater] = self._updaters
         self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
         self._exchange = Exchange(self._contexts, **self._options)
@@ -131,7 +110,6 @@ class Trainer(gluon.Trainer):
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
         self._identity = consistency.Identity(self, parameter_buckets.listed(params))
         batches.track(self._params)
-        self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
         consistency.start_alike(parameter_buckets.listed(params))
@@ -154,7 +132,7 @@ class Trainer(gluon.Trainer):
         buckets = self._fresh_buckets(ignore_stale_grad, facts=facts)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         sums_are_read = amp or self._skip_nonfinite
-        fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
+        fused = not sums_are_read and optim.may_fuse(self._exchange, buckets, self._optimizer)
         sums_here = fused and self._exchange.num_processes == 1
         self._sum([b for b in buckets if b.root is None or not sums_here], on_all=amp)
         self._apply(buckets, fused)
@@ -177,7 +155,7 @@ class Trainer(gluon.Trainer):
         """
         cluster.check_equal_async(self._rescale(batch_size), self._identity.name)
         self._check_outside_no_sync()
-        gradients.check_summed(self._params)
+        batches.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
@@ -215,7 +193,7 @@ class Trainer(gluon.Trainer):
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
             for param in self._params:
-                gradients.tracked[param].accumulates = True
+                batches.tracked[param].accumulates = True
         self._accumulating = self._inside_no_sync = True
         try:
             yield
@@ -234,9 +212,9 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not gradients.are_sums(self._params):
+        if not batches.are_sums(self._params):
             self._allreduce_grads()
-        new = [param for param in self._laid_out().params if any(gradients.tracked[param].fresh())]
+        new = [param for param in self._laid_out().params if any(batches.tracked[param].fresh())]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
@@ -290,14 +268,6 @@ class Trainer(gluon.Trainer):
         given = parameter_buckets.listed(self._given)
         return [(param.name, index[param], param) for param in given]
 
-    def _reset_kvstore(self) -> None:
-        """Called by ``Parameter.set_data``: the optimizer's states may have copies of weights."""
-        super()._reset_kvstore()
-        if hasattr(self, "_sharded_update"):
-            self._kv_initialized = self._update_on_kvstore = True  # its conditions
-            self._params_to_init: list = []
-            self._sharded_update.weights_were_set()
-
     def _rescale(self, batch_size: Any) -> dict[str, Any]:
         """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
         batch_size = optim.check_batch_size(batch_size)
@@ -321,8 +291,8 @@ class Trainer(gluon.Trainer):
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        how = needs_one_root(self._optimizer), updates_once(self._optimizer)
-        self._layout = Layout(self._params, in_order, self._exchange, *how, self._identity.name)
+        one_root = needs_one_root(self._optimizer)
+        self._layout = Layout(self._params, in_order, self._exchange, one_root, self._identity.name)
         return self._layout
 
     def _check_outside_no_sync(self) -> None:

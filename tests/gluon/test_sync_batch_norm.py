@@ -22,7 +22,7 @@ from gluonpar import split_and_load, split_samples
 from gluonpar.adapters.towers import Towers
 from gluonpar.batch_norm import device_sums
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.batch_norm.tasks import run_tasks
+from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
 
@@ -446,7 +446,7 @@ def test_a_task_that_fails_costs_its_step_and_no_other(hybridized, tmp_path, mon
         outs.append(train(net, shards[0], ctx))
         trainer.step(7)
         if net is many:
-            with pytest.raises(TypeError, match=r"on [cg]pu\(2\)"):
+            with pytest.raises(TaskError, match=r"on [cg]pu\(2\): TypeError"):
                 train(net, [*shards[1][:2], None], ctx)
             assert go_on.is_set()
         outs.append(train(net, shards[2], ctx))
@@ -466,7 +466,7 @@ def test_a_backward_that_fails_is_not_waited_for_though_its_forward_was_in_anoth
     for shard in shards:
         shard.attach_grad()
     outs, start = outputs(layer, shards, contexts(3)), time.monotonic()
-    with pytest.raises(AttributeError, match=r"on [cg]pu\(2\)"):
+    with pytest.raises(TaskError, match=r"on [cg]pu\(2\): AttributeError"):
         run_tasks(lambda out: out.backward(), [*outs[:2], None], contexts(3))
     assert time.monotonic() - start < 60
     np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)

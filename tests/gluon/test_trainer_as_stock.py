@@ -50,7 +50,7 @@ def test_every_name_of_stock_is_there_and_callable_alike():
     assert ours.optimizer.learning_rate == 0.25
 
 
-@pytest.mark.parametrize("options", [(), ("local",), ("nccl", None, False), ("gluonpar", {}), "kv"])
+@pytest.mark.parametrize("options", [(), (None,), ("nccl", None, False), ("gluonpar", {}), "kv"])
 def test_every_kvstore_of_one_process_sums(options):
     if options == "kv":
         options = (mx.kv.create("device"),)
@@ -59,12 +59,6 @@ def test_every_kvstore_of_one_process_sums(options):
     give_grads(params, [[1.0, 2.0], [4.0, 8.0]])
     trainer.step(1)
     assert values(params) == [[[-2.0, -1.0]] * 2, [[-8.0]] * 2]
-
-
-def test_no_kvstore_is_a_warning_on_several_devices_as_stock_would_not_sum():
-    with pytest.warns(UserWarning, match="kvstore=None"):
-        Trainer(params_for(), "sgd", kvstore=None)
-    Trainer(params_for(1), "sgd", kvstore=None)  # where a warning would be an error
 
 
 @pytest.mark.parametrize(
@@ -268,12 +262,6 @@ def test_a_method_that_stock_calls_is_called_as_often(name):
         made.append((params, trainer.calls))
     assert made[0][1] == made[1][1] == 2
     assert_as_one(made[1][0], made[0][0])
-
-
-@pytest.mark.parametrize("name", ["_init_kvstore", "_init_params"])
-def test_a_method_that_would_not_be_called_is_refused(name):
-    with pytest.raises(ValueError, match=f"overrides {name}"):
-        overriding(Trainer, name)(params_for(), "sgd")
 
 
 KINDS = {"Trainer": Trainer, "kvstore": functools.partial(gluon.Trainer, kvstore="gluonpar")}

@@ -135,12 +135,6 @@ NO_PARAMETERS = "a list or dict of Parameters"
         ),
         (lambda: weights([[1.0]], 2), {"algorithm": "magic"}, ValueError, "ring.*got 'magic'"),
         (lambda: weights([[1.0]], 2), {"compression": "2bit"}, ValueError, "'fp16', got '2bit'"),
-        (
-            lambda: weights([[1.0]], 2),
-            {"optimizer": "dcasgd", "optimizer_params": {"momentum": 0.9}},
-            ValueError,
-            "momentum must be 0 .* got 0.9",
-        ),
     ],
 )
 def test_what_no_trainer_can_be_made_of_is_refused(make, options, error, words):
