@@ -42,17 +42,15 @@ def run_tasks(
     Ctrl-C is raised when all tasks have returned.
 
     In a job of several processes all ranks call it equally often, if the network has a
-    :class:`SyncBatchNorm`, which normalises over the tasks of all ranks. There ``shards`` may be
-    empty: on a rank without samples, which waits until the others have queued their tasks, and gets
-    their running statistics.
+    :class:`SyncBatchNorm`. There ``shards`` may be empty: a rank without samples waits until the
+    others have queued their tasks, and gets their running statistics.
 
     Raises ValueError for no shards in one process, more shards than contexts, or a context that is
-    listed twice, of whose copies of a Block only one would be trained; TypeError for a task that is
-    not callable; RuntimeError if a :class:`SyncBatchNorm` was not called equally often on all
-    devices; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
-    After the last two the call's gradients count in no later step of a Trainer. Those that were
-    added to others (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin
-    again.
+    listed twice; TypeError for a task that is not callable; RuntimeError if a
+    :class:`SyncBatchNorm` was not called equally often on all devices; :class:`TaskError`, which
+    names the device, if a task fails: later tasks do not run. After the last two the call's
+    gradients count in no later step of a Trainer. Gradients that were added to others
+    (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]

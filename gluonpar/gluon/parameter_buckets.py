@@ -131,11 +131,6 @@ def check(params: Any) -> None:
                 f"parameter {param.name} must be dense, with a dense or row_sparse gradient, got "
                 f"{stype} with a {grad_stype} gradient"
             )
-        if param.list_ctx() != values[0].list_ctx():
-            raise ValueError(
-                f"all parameters must be on the same contexts, got {param.name} on "
-                f"{param.list_ctx()} and {values[0].name} on {values[0].list_ctx()}"
-            )
         devices.check_distinct(param.list_ctx())
 
 

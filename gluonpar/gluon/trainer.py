@@ -45,17 +45,16 @@ class Trainer(gluon.Trainer):
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
     Gradients may be row_sparse (:mod:`gluonpar.gluon.update`). The other positional arguments are
     those of ``gluon.Trainer``. With any ``kvstore`` of one process (None, 'local', 'device',
-    'nccl', 'gluonpar') gradients are summed by gluonpar's all-reduce, with None, too, where
+    'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where
     ``gluon.Trainer`` sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
-    :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16
-    and adds them in float32; their sums must stay below 65504.
+    :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
+    in float32; their sums must stay below 65504.
 
-    The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
-    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The
-    other devices keep their own gradients. :meth:`allreduce_grads` replaces them by the sums;
-    :meth:`update`, which may follow it, updates by the first device's sums. The first step begins
-    with a broadcast of the first device's parameters and running statistics, as in gluon.Trainer.
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The other devices
+    keep their own gradients. :meth:`allreduce_grads` replaces them by the sums; :meth:`update`,
+    which may follow it, updates by the first device's sums. The first step begins with a broadcast
+    of the first device's parameters and running statistics, as in ``gluon.Trainer``.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -65,17 +64,17 @@ class Trainer(gluon.Trainer):
     there (:mod:`gluonpar.gluon.batches`). A parameter must have a new gradient on every device on
     which its batch ran, and on at least one; otherwise a step raises. With ``ignore_stale_grad`` it
     adds nothing where it has none, and is not updated if it has none at all. Under a schedule SGD,
-    LARS and LAMB give all parameters of a step the same learning rate, on any number of devices;
-    ``gluon.Trainer`` may give those that were frozen for some steps the rate of the step before.
+    LARS and LAMB give all parameters of a step the same learning rate; ``gluon.Trainer`` may give
+    parameters that were frozen for some steps the rate of the step before.
 
     With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
     nothing, on all devices of all processes, and ``num_skipped`` counts it. Such a step waits for
-    the sums. Otherwise nothing waits, as in ``gluon.Trainer``.
+    the sums. Otherwise nothing waits.
 
-    Raises ValueError for no parameters, parameters on different contexts, sparse parameters, an
-    unknown algorithm or compression, and for what this Trainer does not support:
-    ``update_on_kvstore=True``, kvstores of several processes, ``compression_params``, and SGLD in a
-    job of several processes. See Dive into Deep Learning, 13.6.
+    Raises ValueError for no parameters, sparse parameters, an unknown algorithm or compression, and
+    for what this Trainer does not support: ``update_on_kvstore=True``, kvstores of several
+    processes, ``compression_params``, and SGLD in a job of several processes; AssertionError, as
+    MXNet, for parameters on different contexts. See Dive into Deep Learning, 13.6.
     """
 
     def __init__(

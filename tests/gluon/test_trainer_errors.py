@@ -88,16 +88,14 @@ def test_a_maximum_norm_that_is_not_positive(max_norm):
 def test_parameters_on_other_contexts_are_named():
     [here], [there] = weights([[1.0]], 2), weights([[1.0]], 3)
     there.name = "far"
-    with pytest.raises(
-        ValueError, match=r"far on \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\] and w0 on"
-    ):
+    with pytest.raises(AssertionError, match="Parameter far"):
         Trainer([here, there], "sgd")
     there.reset_ctx(contexts(2))
     trainer = Trainer([here, there], "sgd", {"learning_rate": 1.0})
     there.reset_ctx(contexts(3))
     give_grads([here, there], [[1.0, 1.0], [1.0, 1.0, 1.0]])
     before = runs.bits([here, there])
-    with pytest.raises(ValueError, match="same contexts, got far on"):
+    with pytest.raises(AssertionError, match="Parameter far"):
         trainer.step(1)
     assert runs.bits([here, there]) == before
 
