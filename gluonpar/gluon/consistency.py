@@ -105,8 +105,8 @@ def _names(params: Sequence[gluon.Parameter]) -> Iterator[str]:
     """
     parsed = [re.fullmatch("([a-z]+)([0-9]+)(_.*)", param.name) for param in params]
     first: dict[str, int] = {}
-    for each in filter(None, parsed):
-        first[each[1]] = min(int(each[2]), first.get(each[1], int(each[2])))
+    for match in filter(None, parsed):
+        first[match[1]] = min(int(match[2]), first.get(match[1], int(match[2])))
     for param, each in zip(params, parsed):
         yield f"{each[1]}{int(each[2]) - first[each[1]]}{each[3]}" if each else param.name
 

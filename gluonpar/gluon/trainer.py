@@ -16,7 +16,6 @@ from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import batches, clipping, consistency, parameter_buckets
 from gluonpar.gluon.parameter_buckets import Layout
 from gluonpar.gluon.update import ShardedUpdate, check_draws_nothing, needs_one_root
-from gluonpar.plans import registry
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
 
@@ -96,10 +95,10 @@ class Trainer(gluon.Trainer):
         parameter_buckets.check(params)
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        self._given, self._scope = params, cluster.scope()
+        self._scope, self._in_order = cluster.scope(), parameter_buckets.listed(params)
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
-        self._accumulating = self._inside_no_sync = self._broadcast = self._has_summed = False
+        self._inside_no_sync = self._broadcast = self._has_summed = False
         self._updaters = [mx.optimizer.Updater(self._optimizer)]
         [self._updater] = self._updaters
         self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
@@ -107,11 +106,11 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        self._identity = consistency.Identity(self, parameter_buckets.listed(params))
+        self._identity = consistency.Identity(self, self._in_order)
         batches.track(self._params)
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
-        consistency.start_alike(parameter_buckets.listed(params))
+        consistency.start_alike(self._in_order)
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -187,13 +186,13 @@ class Trainer(gluon.Trainer):
         if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
-        if not self._accumulating:
+        if not any(batches.tracked[param].accumulates for param in self._params):
             batches.mark_used(self._params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
             for param in self._params:
                 batches.tracked[param].accumulates = True
-        self._accumulating = self._inside_no_sync = True
+        self._inside_no_sync = True
         try:
             yield
         finally:
@@ -264,8 +263,7 @@ class Trainer(gluon.Trainer):
     def _named_params(self) -> optimizer_states.NamedParams:
         """In the order of their definition: gluon.Trainer sorts by name, dense10 before dense9."""
         index = {param: i for i, param in enumerate(self._params)}
-        given = parameter_buckets.listed(self._given)
-        return [(param.name, index[param], param) for param in given]
+        return [(param.name, index[param], param) for param in self._in_order]
 
     def _rescale(self, batch_size: Any) -> dict[str, Any]:
         """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
@@ -277,9 +275,6 @@ class Trainer(gluon.Trainer):
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
-        in_order = parameter_buckets.listed(self._given)  # gluon.Trainer sorts by name
-        if {*in_order} != {*self._params}:
-            raise ValueError("the set of parameters has changed; make a new Trainer for it")
         if self._layout is not None and self._layout.is_current():
             return self._layout
         parameter_buckets.check(self._params)
@@ -290,8 +285,8 @@ class Trainer(gluon.Trainer):
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        one_root = needs_one_root(self._optimizer)
-        self._layout = Layout(self._params, in_order, self._exchange, one_root, self._identity.name)
+        how = self._exchange, needs_one_root(self._optimizer), self._identity.name
+        self._layout = Layout(self._params, self._in_order, *how)
         return self._layout
 
     def _check_outside_no_sync(self) -> None:
@@ -343,7 +338,7 @@ class Trainer(gluon.Trainer):
             if not skip:
                 self._sharded_update.apply(buckets, fused)
             batches.mark_used(self._params)
-            self._accumulating = self._has_summed = False
+            self._has_summed = False
 
 
 def _is_overridden(trainer: Trainer, name: str) -> bool:
@@ -354,8 +349,6 @@ def _is_overridden(trainer: Trainer, name: str) -> bool:
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
     """Check the arguments of ``gluon.Trainer`` that gluonpar's has no use for."""
     kind = getattr(kvstore, "type", kvstore)
-    if kind in registry.ALGORITHMS and kind not in _KVSTORES:
-        raise ValueError(f"kvstore {kind!r} is an all-reduce algorithm; pass algorithm={kind!r}")
     if kind not in _KVSTORES:
         raise ValueError(
             f"kvstore must be one of {', '.join(map(repr, _KVSTORES))}, got {kind!r}; to train in "

@@ -64,7 +64,6 @@ def test_every_kvstore_of_one_process_sums(options):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kvstore": "ring"}, "pass algorithm='ring'"),
         ({"kvstore": "dist_sync"}, "got 'dist_sync'.*mpirun"),
         ({"kvstore": "horovod"}, "got 'horovod'"),
         ({"update_on_kvstore": True}, "update_on_kvstore must be None or False.*gluon.Trainer"),
