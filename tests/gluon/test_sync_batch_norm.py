@@ -274,35 +274,14 @@ def trained_outputs(net, k):
     return [np.concatenate([out.asnumpy() for out in each]) for each in outs]
 
 
-IMPORTED = """
-import sys
-import numpy as np, gluonpar, mxnet as mx
-symbol, params, batch = sys.argv[1:]
-ctx = [mx.cpu(0), mx.cpu(1)]
-net = mx.gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=ctx)
-def forward(x):
-    with mx.autograd.record():
-        return net(x)
-outs = gluonpar.run_tasks(forward, gluonpar.split_and_load(np.load(batch), ctx), ctx)
-np.save(batch, np.concatenate([out.asnumpy() for out in outs]))
-"""
-
-
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
-@pytest.mark.parametrize("where", [*HYBRIDIZED, pytest.param("elsewhere", marks=on_cpu)])
-def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
+@each_way
+def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, hybridized):
     symbol, params, want = exported(tmp_path, 2)
     gc.collect()
-    if where == "elsewhere":
-        path = str(tmp_path / "batch.npy")
-        np.save(path, batch(8)[0])
-        run_python(IMPORTED, symbol, params, path)
-        got = [np.load(path)]
-    else:
-        net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
-        net.hybridize(**HYBRIDIZED[where])
-        got = trained_outputs(net, 2)
-    for ours, theirs in zip(got, want):
+    net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
+    net.hybridize(**hybridized)
+    for ours, theirs in zip(trained_outputs(net, 2), want):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 

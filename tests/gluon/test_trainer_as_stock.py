@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import pickle
 
 import gluon_runs as runs
 import mxnet as mx
@@ -32,22 +31,6 @@ def test_the_positional_arguments_are_those_of_stock():
     ours = list(inspect.signature(Trainer).parameters.values())
     assert [(p.name, p.default) for p in ours[: len(stock)]] == [(p.name, p.default) for p in stock]
     assert {p.kind for p in ours[len(stock) :]} == {inspect.Parameter.KEYWORD_ONLY}
-
-
-def test_every_name_of_stock_is_there_and_callable_alike():
-    params = params_for()
-    stock = gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, kvstore="device")
-    names = {name for name in {*dir(gluon.Trainer), *vars(stock)} if not name.startswith("__")}
-    ours = Trainer(params, "sgd", {"learning_rate": 0.5}, "device")
-    assert {name for name in names if not hasattr(ours, name)} == set()
-    for name in names:
-        if inspect.isfunction(getattr(gluon.Trainer, name, None)):
-            stock_arguments = inspect.signature(getattr(gluon.Trainer, name)).parameters
-            our_arguments = inspect.signature(getattr(Trainer, name)).parameters
-            assert list(our_arguments)[: len(stock_arguments)] == list(stock_arguments)
-    assert ours.learning_rate == stock.learning_rate == 0.5
-    ours.set_learning_rate(0.25)
-    assert ours.optimizer.learning_rate == 0.25
 
 
 @pytest.mark.parametrize("options", [(), (None,), ("nccl", None, False), ("gluonpar", {}), "kv"])
@@ -150,18 +133,6 @@ def test_programs_give_on_every_device_what_stock_gives_on_the_first(program, op
         np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
 
 
-def test_states_follow_the_device_that_updates():
-    """step() updates a parameter on its owner, update() on the first device."""
-    params = params_for()
-    trainer = Trainer(params, "adam", {"learning_rate": 0.5})
-    programs = (("step", contexts(2)), ("two halves", contexts(1)), ("step", contexts(2)))
-    for (program, where), grads in zip(programs, GRADS):
-        give_grads(params, grads)
-        PROGRAMS[program](trainer, params)
-        states = trainer._updater.states
-        assert {state[0].context for state in states.values()} == set(where)
-
-
 def test_the_first_step_copies_running_statistics_and_values_of_the_first_device():
     results = []
     for kind in (gluon.Trainer, Trainer):
@@ -204,22 +175,6 @@ def test_states_go_on_in_the_other_trainer(tmp_path, first, optimizer):
         results.append(values(params))
     for want, got in zip(*results):
         np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
-def test_a_pickle_is_read_only_if_it_is_trusted(tmp_path):
-    params, path = params_for(), str(tmp_path / "states")
-    gluon.Trainer(params, "sgd", kvstore=None).save_states(path)
-    trainer = Trainer(params, "sgd")
-    with pytest.raises(ValueError, match="a pickle, as gluon.Trainer writes.*trusted=True"):
-        trainer.load_states(path)
-    trainer.load_states(path, trusted=True)
-    with pytest.raises(ValueError, match="of optimizer SGD, but this one is Adam"):
-        Trainer(params, "adam").load_states(path, trusted=True)
-    (tmp_path / "states").write_bytes(pickle.dumps({"no": "states"}))
-    with pytest.raises(ValueError, match="no file of gluon.Trainer.save_states"):
-        trainer.load_states(path, trusted=True)
-    with pytest.raises(ValueError, match="format must be .*got 'onnx'"):
-        trainer.save_states(path, format="onnx")
 
 
 def overriding(kind, name):
