@@ -13,9 +13,8 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states, params_file
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import batches, clipping, consistency, parameter_buckets
-from gluonpar.gluon.parameter_buckets import Layout
-from gluonpar.gluon.update import ShardedUpdate, check_draws_nothing, needs_one_root
+from gluonpar.gluon import batches, clipping, consistency, update
+from gluonpar.gluon.update import Layout, ShardedUpdate
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
 
@@ -92,10 +91,10 @@ class Trainer(gluon.Trainer):
         _check_stock_arguments(kvstore, compression_params, update_on_kvstore)
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
-        parameter_buckets.check(params)
+        update.check(params)
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        self._scope, self._in_order = cluster.scope(), parameter_buckets.listed(params)
+        self._scope, self._in_order = cluster.scope(), update.listed(params)
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
         self._inside_no_sync = self._broadcast = self._has_summed = False
@@ -104,8 +103,7 @@ class Trainer(gluon.Trainer):
         self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
         self._exchange = Exchange(self._contexts, **self._options)
-        check_draws_nothing(self._optimizer, self._exchange.num_processes)
-        self._sharded_update = ShardedUpdate(self._updater, self._exchange)
+        update.check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._identity = consistency.Identity(self, self._in_order)
         batches.track(self._params)
         if None not in map(private_fields.values, self._params):
@@ -277,7 +275,7 @@ class Trainer(gluon.Trainer):
         """The parameters in buckets, made the first time and after they have changed in kind."""
         if self._layout is not None and self._layout.is_current():
             return self._layout
-        parameter_buckets.check(self._params)
+        update.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None:
@@ -285,7 +283,7 @@ class Trainer(gluon.Trainer):
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        how = self._exchange, needs_one_root(self._optimizer), self._identity.name
+        how = self._exchange, update.needs_one_root(self._optimizer), self._identity.name
         self._layout = Layout(self._params, self._in_order, *how)
         return self._layout
 
@@ -354,16 +352,13 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
             f"kvstore must be one of {', '.join(map(repr, _KVSTORES))}, got {kind!r}; to train in "
             "several processes, start them by mpirun, and leave kvstore out (docs/cluster.md)"
         )
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore must be None or False: gluonpar.Trainer updates on the devices; for "
-            "True use gluon.Trainer"
-        )
-    if compression_params:
-        raise ValueError(
-            f"compression_params must be None, got {compression_params!r}; for float16 pass "
-            "compression='fp16'"
-        )
+    options = {"update_on_kvstore": update_on_kvstore, "compression_params": compression_params}
+    for name, given in options.items():
+        if given:
+            raise ValueError(
+                f"{name} must be None, got {given!r}: gluonpar.Trainer updates on the devices, and "
+                "for float16 has compression='fp16'; for others use gluon.Trainer"
+            )
 
 
 def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
