@@ -132,7 +132,6 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         _clear_flags(device_params)
 
 
-@interrupts.held()
 def allreduce_sgd(
     exchange: Exchange,
     buckets: Sequence[ParamBucket],

@@ -150,7 +150,7 @@ class Gradients:
             return self.grads[i].copy() if overwrites else None
 
     def become_sums(self, devices: Any) -> None:
-        """Note that they are sums, of the last sum, which the next sum adds on ``devices``."""
+        """Note that the gradients are sums now; the next sum adds only those on ``devices``."""
         self.sum_on = devices
         self._time, self._num_written = _num_sums - 1, [0] * len(self.values)
 
@@ -161,7 +161,7 @@ class Gradients:
         self._num_written[i] += 1
 
     def age(self) -> tuple[int, int]:
-        """Return both counts, the first one -1 if no gradient counts. What passes add to is new."""
+        """Return both counts, the first one -1 if no gradient counts; added gradients are new."""
         if not any(self.fresh()):
             return -1, 0
         return (_num_sums, 0) if self.adds() else (self._time, max(self._num_written))
@@ -174,10 +174,7 @@ def _forget(names: list[str], _: Any = None) -> None:
 
 
 def _write(written: Sequence[tape.Written]) -> _Batch:
-    """Note what a pass will write, and let what is of other batches not count: the law.
-
-    Return the batch that the pass is of.
-    """
+    """Apply the law to what a pass will write, and return the batch that the pass is of."""
     newest = max({grads.batch for _, grads, _ in written}, key=lambda batch: batch.number)
     for recording in {recording for recording, *_ in written}:
         if recording.part is None or recording.part.batch.is_used:
@@ -285,7 +282,7 @@ def mark_summed(params: Iterable[gluon.Parameter], root: int = 0) -> None:
 
 
 def _discard(written: Iterable[tape.Written]) -> None:
-    """After tasks that failed, let no gradient count that their passes have written, not added."""
+    """After tasks that failed, let the gradients that their passes have written not count."""
     for _, grads, i in written:
         grads.batch.use()
         memory.set_grad_flags(grads.values[i : i + 1], False)

@@ -29,9 +29,9 @@ from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.runtime import private_fields
 
 _numbers = itertools.count(1)
-# Whose values set_data or load_parameters has changed since the last step of their Trainer.
+# Parameters whose values were set, by set_data or load_parameters, since their Trainer's last step.
 _were_set: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
-# Whose initial values are rank 0's.
+# Parameters whose initial values are rank 0's.
 _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 
 
