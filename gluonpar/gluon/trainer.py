@@ -8,6 +8,7 @@ import os
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics, optim, replicas
@@ -337,6 +338,16 @@ class Trainer(gluon.Trainer):
                 self._sharded_update.apply(buckets, fused)
             batches.mark_used(self._params)
             self._has_summed = False
+
+
+@private_fields.around(private_fields.SETS_VALUES)
+def _set_data(set_data: Callable, param: gluon.Parameter, data: mx.nd.NDArray) -> None:
+    """Have the states of the parameter's Trainer follow values that a program sets."""
+    set_data(param, data)
+    trainer, values = private_fields.trainer(param), private_fields.values(param)
+    if isinstance(trainer, Trainer) and values and values[0].dtype == np.float16:
+        i = private_fields.params(trainer).index(param)
+        update.follow_weights(trainer._updater, i, values[0])
 
 
 def _is_overridden(trainer: Trainer, name: str) -> bool:

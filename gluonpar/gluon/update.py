@@ -74,6 +74,18 @@ def check_draws_nothing(optimizer: Any, num_processes: int) -> None:
         )
 
 
+def follow_weights(updater: Updater, i: int, weight: mx.nd.NDArray) -> None:
+    """After a program has set float16 weights, set the float32 copy that updates begin with.
+
+    With ``multi_precision`` MXNet would overwrite the weights by the copy of those before.
+    """
+    optimizer, state = updater.optimizer, updater.states.get(i)
+    if state and optimizer.multi_precision and optimizer_states.is_of_mxnet(optimizer):
+        create = type(optimizer).create_state_multi_precision
+        is_first = create is Optimizer.create_state_multi_precision
+        weight.astype("float32").copyto(state[0 if is_first else 1])
+
+
 class Layout:
     """Which parameters with a gradient are in which bucket, and which device is its root, if any.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from operator import attrgetter
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Container, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -53,6 +53,7 @@ UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
 UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
 STEPS_ESTIMATOR = "batch_end", [estimator.GradientUpdateHandler]  # by the number of losses
+BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybridized block
 
 
 def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
@@ -70,6 +71,23 @@ def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
         return replacement
 
     return decorate
+
+
+def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
+    """Return the parameters of the block's graph, if that is one with ``static_shape``."""
+    if block._cached_op is None or not dict(block._flags).get("static_shape"):
+        return set()
+    return {param for is_data, param in block._cached_op_args if not is_data}
+
+
+def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
+    """Make a block's graph anew; it takes ``as_data`` as inputs, whose arrays it does not keep."""
+    indices: dict[str, list[int]] = {"data_indices": [], "param_indices": []}
+    for i, (is_data, param) in enumerate(block._cached_op_args):
+        kind = "data_indices" if is_data or param in as_data else "param_indices"
+        indices[kind].append(i)
+    _, symbol = block._cached_graph
+    block._cached_op = mx.nd.CachedOp(symbol, [*indices.items(), *block._flags])
 
 
 def params_by_place(block: gluon.Block) -> dict[str, gluon.Parameter]:

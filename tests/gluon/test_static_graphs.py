@@ -1,0 +1,83 @@
+"""Graphs with ``static_shape`` keep arrays of gradients, and train as graphs that keep none."""
+
+import contextlib
+
+import mxnet as mx
+import numpy as np
+import pytest
+from contexts import contexts
+from gluon_runs import STATIC
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+
+# By batch, which heads are called on each device, one after the other, and the number of samples.
+SHARED = [("ab", 6), ("a", 6), ("ab", 6), ("b", 5), ("a", 6), ("ab", 6), ("b", 6)]
+APART_FIRST = [("a", 6), ("b", 6), ("ab", 6), ("a", 4), ("b", 6), ("ab", 6)]
+CALLED_TWICE = [("aa", 6), ("a", 6), ("aa", 6), ("a", 5), ("aa", 6)]
+
+
+class Head(gluon.HybridBlock):
+    def __init__(self, body, head):
+        super().__init__()
+        self.body, self.head = body, head
+
+    def hybrid_forward(self, F, X):
+        return self.head(self.body(X))
+
+
+def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
+    """Return the parameters after training body and heads by the batches."""
+    ctx, rng = contexts(k), np.random.RandomState(0)
+    net = nn.HybridSequential(prefix="")
+    with net.name_scope():
+        net.add(nn.Dense(5, "tanh", in_units=3), nn.Dense(2, in_units=5), nn.Dense(2, in_units=5))
+    net.initialize(ctx=ctx)
+    params = net.collect_params()
+    for param in params.values():
+        param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
+    heads = {"a": Head(net[0], net[1]), "b": Head(net[0], net[2])}
+    for head in heads.values():
+        head.hybridize(**hybridize)
+    updates = trainer(params, "sgd", {"learning_rate": 0.05})
+    for names, num_samples in heads_by_batch:
+        for n in range(micro_batches):
+            last = n == micro_batches - 1
+            X = mx.nd.array(rng.normal(size=(num_samples, 3)))
+            with contextlib.nullcontext() if last else updates.no_sync():
+                with autograd.record():
+                    losses = [
+                        sum(((heads[name](part) - 1) ** 2).sum(axis=1) for name in names)
+                        for part in gluonpar.split_and_load(X, ctx)
+                    ]
+                autograd.backward(losses)
+        updates.step(num_samples * micro_batches, ignore_stale_grad=True)
+    return [param.data(ctx[0]).asnumpy() for param in params.values()]
+
+
+def by_kvstore(*args):
+    return gluon.Trainer(*args, kvstore="gluonpar")
+
+
+def check(trainer, batches, k, **options):
+    want = trained(trainer, batches, k, {}, **options)
+    got = trained(trainer, batches, k, STATIC, **options)
+    for mine, expected in zip(got, want):
+        assert np.linalg.norm(mine - expected) < 1e-5 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("batches", [SHARED, APART_FIRST])
+@pytest.mark.parametrize("trainer, k", [(by_kvstore, 1), (by_kvstore, 2), (gluonpar.Trainer, 3)])
+def test_two_blocks_that_share_a_layer(trainer, k, batches):
+    check(trainer, batches, k)
+
+
+@pytest.mark.parametrize("batches", [SHARED, APART_FIRST, CALLED_TWICE])
+def test_micro_batches(batches):
+    check(gluonpar.Trainer, batches, 2, micro_batches=2)
+
+
+@pytest.mark.parametrize("trainer, k", [(by_kvstore, 2), (gluonpar.Trainer, 1)])
+def test_one_block_that_is_called_twice_in_some_batches(trainer, k):
+    check(trainer, CALLED_TWICE, k)
