@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, in_buckets
-from gluonpar.gluon import batches, check_draws_nothing, consistency, gradients
+from gluonpar.gluon import batches, check_draws_nothing, consistency
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
 # MXNet calls one optimizer for each device in turn. These would give each copy of a parameter
@@ -238,7 +238,7 @@ def _sum_together(sum_gradients: Callable, trainer: gluon.Trainer) -> None:
 def _update_by_sums(update: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
     """Refuse an update by gradients that have not been summed: the devices would differ."""
     if trainer in _identities:
-        gradients.check_summed(private_fields.params(trainer))
+        batches.check_summed(private_fields.params(trainer))
     update(trainer, *args, **kwargs)
 
 
@@ -358,7 +358,7 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
     Arrays are added unless they are gradients of a Parameter that do not count. The Parameters'
     gradients are marked as sums, by which their Trainer updates on all devices.
     """
-    params = [*map(gradients.param_of, lists)]
+    params = [*map(batches.param_of, lists)]
     known = [param for param in params if param is not None]
     names, facts = [], {}
     for trainer in dict.fromkeys(map(private_fields.trainer, known)):
@@ -368,7 +368,7 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
             if trainer in _identities:
                 names.append(_identities[trainer].name)
                 facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))
-    summands = gradients.summands(known, cluster.size(), ", ".join(names), facts)
+    summands = batches.summands(known, cluster.size(), ", ".join(names), facts)
     counting = dict(zip(known, zip(*summands)))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed)

@@ -25,12 +25,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     Each device's input is (n_i, channels, ...), float16, float32 or float64; the n_i may differ.
     Samples weigh the same, so K devices compute what one device computes with ``BatchNorm`` on the
     whole batch: outputs, gradients and running statistics, up to rounding. The running variance
-    of n numbers is BatchNorm's, too: divided by n on CPU contexts, and by n - 1 on GPUs, as in
-    cuDNN. Running statistics change in forward, as BatchNorm's do on GPUs; on CPU contexts
-    BatchNorm's change in backward, and not at all without one (``D(G(z).detach())``). float16 is
-    normalised in float32. Arguments are those of ``gluon.contrib.nn.SyncBatchNorm``; parameter
-    files fit that and ``BatchNorm``. The block may be hybridized, exported and imported;
-    ``static_shape`` has no effect on a network with it.
+    is divided by n on CPU contexts, and by n - 1 on GPUs, as BatchNorm's. Running statistics change
+    in forward; on CPU contexts BatchNorm's change in backward. float16 is normalised in float32.
+    Arguments are those of ``gluon.contrib.nn.SyncBatchNorm``; parameter files fit that and
+    ``BatchNorm``. The block may be hybridized, exported and imported; ``static_shape`` has no
+    effect on a network with it.
 
     On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
     devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
@@ -52,21 +51,19 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
     an imported symbol trains in them on as many devices as when it was traced.
 
-    Read results after all devices' tasks: reading waits for all devices. If a device does not
-    arrive within ``timeout_seconds``, the others fail with an MXNetError where a result is read.
+    Reading a result waits for all devices. If a device does not arrive within ``timeout_seconds``,
+    the others fail with an MXNetError where a result is read.
 
-    In a job of several processes the devices are those of all ranks, added in the order of the
-    ranks: P ranks with K devices each have the bits of one process with P x K. All ranks make the
-    same layers, and call them equally often; one without samples calls ``run_tasks(task, [], ctx)``
-    and gets the running statistics. Layers that differ, and a rank that does not come within
-    ``timeout_seconds``, are named in the error. With one device per rank a plain loop works on CPU
-    contexts, too, if all ranks have samples. A layer that was made or is called inside
-    ``gluonpar.cluster.local()`` has the mean and variance of this process.
+    In a job of several processes the devices are those of all ranks: P ranks with K devices each
+    have the bits of one process with P x K. All ranks make the same layers, and call them equally
+    often; a rank without samples calls ``run_tasks(task, [], ctx)`` and gets the running
+    statistics. The error names layers that differ, and a rank that does not come within
+    ``timeout_seconds``. With one device per rank a plain loop works on CPU contexts, too, if all
+    ranks have samples. A layer that was made or is called inside ``gluonpar.cluster.local()`` has
+    the mean and variance of this process.
 
     Mean and variance are two all-reduces of one number per channel through the host, and so are
-    their gradients; on CPU contexts it takes several times as long as BatchNorm. MXNet's own
-    ``gluon.contrib.nn.SyncBatchNorm`` weighs devices the same, waits forever for a missing device,
-    and was seen to crash the process (a double free) in a loop of small steps.
+    their gradients; on CPU contexts it takes several times as long as BatchNorm.
 
     Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
     ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
@@ -85,11 +82,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
-        if kwargs.setdefault("axis", 1) != 1:
-            raise ValueError(f"axis must be 1, got {kwargs['axis']}")
+        axis = kwargs.pop("axis", 1)
+        if axis != 1:
+            raise ValueError(f"axis must be 1, got {axis}")
         _check_num_devices(num_devices)
-        options = {**dict(zip(_POSITIONAL, args)), **kwargs}
-        super().__init__(in_channels=in_channels, **options)
+        super().__init__(axis, *args, in_channels=in_channels, **kwargs)
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
         self._half = False
         self.is_local = cluster.is_local()  # not of the ranks of a job
@@ -190,12 +187,6 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             variance=which,
         )
 
-
-# The further positional arguments of contrib's SyncBatchNorm.
-_POSITIONAL = (
-    *("momentum", "epsilon", "center", "scale", "use_global_stats", "beta_initializer"),
-    *("gamma_initializer", "running_mean_initializer", "running_variance_initializer"),
-)
 
 _OPERATOR = "gluonpar_mean_over_devices"
 

@@ -15,16 +15,11 @@ from gluonpar.sharding import as_list
 
 
 class TaskError(RuntimeError):
-    """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``).
+    """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``)."""
 
-    :func:`run_tasks` raises an instance of both TaskError and the cause's type, so that ``except
-    KeyError`` still catches a task's KeyError.
-    """
-
-    ctx: mx.Context
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+    def __init__(self, message: str, ctx: mx.Context) -> None:
+        super().__init__(message)
+        self.ctx = ctx
 
 
 def run_tasks(
@@ -47,17 +42,15 @@ def run_tasks(
     Ctrl-C is raised when all tasks have returned.
 
     In a job of several processes all ranks call it equally often, if the network has a
-    :class:`SyncBatchNorm`, which normalises over the tasks of all ranks. There ``shards`` may be
-    empty: on a rank without samples, which waits until the others have queued their tasks, and gets
-    their running statistics.
+    :class:`SyncBatchNorm`. There ``shards`` may be empty: a rank without samples waits until the
+    others have queued their tasks, and gets their running statistics.
 
     Raises ValueError for no shards in one process, more shards than contexts, or a context that is
-    listed twice, of whose copies of a Block only one would be trained; TypeError for a task that is
-    not callable; RuntimeError if a :class:`SyncBatchNorm` was not called equally often on all
-    devices; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
-    After the last two the call's gradients count in no later step of a Trainer. Those that were
-    added to others (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin
-    again.
+    listed twice; TypeError for a task that is not callable; RuntimeError if a
+    :class:`SyncBatchNorm` was not called equally often on all devices; :class:`TaskError`, which
+    names the device, if a task fails: later tasks do not run. After the last two the call's
+    gradients count in no later step of a Trainer. Gradients that were added to others
+    (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]
@@ -80,7 +73,8 @@ def run_tasks(
             try:
                 results.append(call_on(c, call, shard))
             except Exception as error:
-                raise _task_error(c, error) from error
+                message = f"the task failed on {c}: {type(error).__name__}: {error}"
+                raise TaskError(message, c) from error
     return results
 
 
@@ -108,16 +102,3 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
                 function()
             raise
         share_running_statistics(round_)
-
-
-def _task_error(ctx: mx.Context, error: Exception) -> TaskError:
-    """A TaskError of a class made here, as only that lets ``except`` match the error's type too."""
-    kind, named = type(error), TaskError()
-    if not isinstance(named, kind):
-        with contextlib.suppress(TypeError):  # the type cannot be combined
-            shown = {"__str__": TaskError.__str__, "__module__": kind.__module__}
-            both: Any = type(kind.__name__, (kind, TaskError), shown)
-            named = both.__new__(both)
-    named.args = (f"the task failed on {ctx}: {kind.__name__}: {error}",)
-    named.ctx = ctx
-    return named

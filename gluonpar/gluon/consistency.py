@@ -29,9 +29,9 @@ from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.runtime import private_fields
 
 _numbers = itertools.count(1)
-# Whose values set_data or load_parameters has changed since the last step of their Trainer.
+# Parameters whose values were set, by set_data or load_parameters, since their Trainer's last step.
 _were_set: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
-# Whose initial values are rank 0's.
+# Parameters whose initial values are rank 0's.
 _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 
 
@@ -103,23 +103,12 @@ def _names(params: Sequence[gluon.Parameter]) -> Iterator[str]:
     MXNet numbers such blocks, by class, in the order in which a process makes them, and ranks may
     have made others before.
     """
-    classes = {kind.__name__.lower() for kind in _subclasses(gluon.Block)}
     parsed = [re.fullmatch("([a-z]+)([0-9]+)(_.*)", param.name) for param in params]
     first: dict[str, int] = {}
-    for each in parsed:
-        if each and each[1] in classes:
-            first[each[1]] = min(int(each[2]), first.get(each[1], int(each[2])))
+    for match in filter(None, parsed):
+        first[match[1]] = min(int(match[2]), first.get(match[1], int(match[2])))
     for param, each in zip(params, parsed):
-        if each and each[1] in first:
-            yield f"{each[1]}{int(each[2]) - first[each[1]]}{each[3]}"
-        else:
-            yield param.name
-
-
-def _subclasses(kind: type[Any]) -> Iterator[type]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+        yield f"{each[1]}{int(each[2]) - first[each[1]]}{each[3]}" if each else param.name
 
 
 def are_alike(params: Iterable[gluon.Parameter]) -> None:

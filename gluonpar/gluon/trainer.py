@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -14,16 +13,8 @@ from mxnet import autograd, gluon
 from gluonpar import cluster, metrics, optim, replicas
 from gluonpar.checkpoint import files, optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import batches, clipping, consistency, gradients, parameter_buckets
-from gluonpar.gluon.parameter_buckets import Layout
-from gluonpar.gluon.update import (
-    ShardedUpdate,
-    Updater,
-    check_draws_nothing,
-    needs_one_root,
-    updates_once,
-)
-from gluonpar.plans import registry
+from gluonpar.gluon import batches, clipping, consistency, update
+from gluonpar.gluon.update import Layout, ShardedUpdate
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
 
@@ -52,17 +43,16 @@ class Trainer(gluon.Trainer):
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
     Gradients may be row_sparse (:mod:`gluonpar.gluon.update`). The other positional arguments are
     those of ``gluon.Trainer``. With any ``kvstore`` of one process (None, 'local', 'device',
-    'nccl', 'gluonpar') gradients are summed by gluonpar's all-reduce. With None ``gluon.Trainer``
-    sums nothing, so that is a warning on several devices. ``algorithm`` names the all-reduce (None:
-    chosen, see :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16
-    and adds them in float32; their sums must stay below 65504.
+    'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where
+    ``gluon.Trainer`` sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
+    :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
+    in float32; their sums must stay below 65504.
 
-    The machine's processors are shared out over CPU contexts (:mod:`gluonpar.runtime.threads`).
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
-    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The
-    other devices keep their own gradients. :meth:`allreduce_grads` replaces them by the sums;
-    :meth:`update`, which may follow it, updates by the first device's sums. The first step begins
-    with a broadcast of the first device's parameters and running statistics, as in gluon.Trainer.
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The other devices
+    keep their own gradients. :meth:`allreduce_grads` replaces them by the sums; :meth:`update`,
+    which may follow it, updates by the first device's sums. The first step begins with a broadcast
+    of the first device's parameters and running statistics, as in ``gluon.Trainer``.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -72,17 +62,17 @@ class Trainer(gluon.Trainer):
     there (:mod:`gluonpar.gluon.batches`). A parameter must have a new gradient on every device on
     which its batch ran, and on at least one; otherwise a step raises. With ``ignore_stale_grad`` it
     adds nothing where it has none, and is not updated if it has none at all. Under a schedule SGD,
-    LARS and LAMB give all parameters of a step the same learning rate, on any number of devices;
-    ``gluon.Trainer`` may give those that were frozen for some steps the rate of the step before.
+    LARS and LAMB give all parameters of a step the same learning rate; ``gluon.Trainer`` may give
+    parameters that were frozen for some steps the rate of the step before.
 
     With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
     nothing, on all devices of all processes, and ``num_skipped`` counts it. Such a step waits for
-    the sums. Otherwise nothing waits, as in ``gluon.Trainer``.
+    the sums. Otherwise nothing waits.
 
-    Raises ValueError for no parameters, parameters on different contexts, sparse parameters, an
-    unknown algorithm or compression, and for what this Trainer does not support:
-    ``update_on_kvstore=True``, kvstores of several processes, ``compression_params``, and SGLD in a
-    job of several processes. See Dive into Deep Learning, 13.6.
+    Raises ValueError for no parameters, sparse parameters, an unknown algorithm or compression, and
+    for what this Trainer does not support: ``update_on_kvstore=True``, kvstores of several
+    processes, ``compression_params``, and SGLD in a job of several processes; AssertionError, as
+    MXNet, for parameters on different contexts. See Dive into Deep Learning, 13.6.
     """
 
     def __init__(
@@ -101,40 +91,24 @@ class Trainer(gluon.Trainer):
         _check_stock_arguments(kvstore, compression_params, update_on_kvstore)
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
-        parameter_buckets.check(params)
-        for name in ("_init_kvstore", "_init_params"):
-            if _is_overridden(self, name):
-                raise ValueError(
-                    f"{type(self).__name__} overrides {name}, which gluonpar.Trainer does not "
-                    "call: it has no kvstore; override _allreduce_grads, or use gluon.Trainer"
-                )
+        update.check(params)
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        momentum = getattr(self._optimizer, "momentum", 0)
-        if isinstance(self._optimizer, mx.optimizer.DCASGD) and momentum:
-            raise ValueError(f"momentum must be 0 for dcasgd, which fails with it, got {momentum}")
-        if kvstore is None and len(self._contexts) > 1:
-            warnings.warn(
-                "kvstore=None: gluon.Trainer would not sum gradients over devices; this one does",
-                stacklevel=2,
-            )
-        self._given, self._scope = params, cluster.scope()
+        self._scope, self._in_order = cluster.scope(), update.listed(params)
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self._layout: Layout | None = None
-        self._accumulating = self._inside_no_sync = self._broadcast = self._has_summed = False
-        self._updater = Updater(self._optimizer)
-        self._updaters = [self._updater]
+        self._inside_no_sync = self._broadcast = self._has_summed = False
+        self._updaters = [update.Updater(self._optimizer)]
+        [self._updater] = self._updaters
         self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
         self._exchange = Exchange(self._contexts, **self._options)
-        check_draws_nothing(self._optimizer, self._exchange.num_processes)
-        self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        self._identity = consistency.Identity(self, parameter_buckets.listed(params))
+        update.check_draws_nothing(self._optimizer, self._exchange.num_processes)
+        self._identity = consistency.Identity(self, self._in_order)
         batches.track(self._params)
-        self._reset_kvstore()
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
-        consistency.start_alike(parameter_buckets.listed(params))
+        consistency.start_alike(self._in_order)
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -154,7 +128,7 @@ class Trainer(gluon.Trainer):
         buckets = self._fresh_buckets(ignore_stale_grad, facts=facts)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         sums_are_read = amp or self._skip_nonfinite
-        fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
+        fused = not sums_are_read and optim.may_fuse(self._exchange, buckets, self._optimizer)
         sums_here = fused and self._exchange.num_processes == 1
         self._sum([b for b in buckets if b.root is None or not sums_here], on_all=amp)
         self._apply(buckets, fused)
@@ -177,7 +151,7 @@ class Trainer(gluon.Trainer):
         """
         cluster.check_equal_async(self._rescale(batch_size), self._identity.name)
         self._check_outside_no_sync()
-        gradients.check_summed(self._params)
+        batches.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
@@ -210,13 +184,13 @@ class Trainer(gluon.Trainer):
         if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
-        if not self._accumulating:
+        if not any(batches.tracked[param].accumulates for param in self._params):
             batches.mark_used(self._params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
             for param in self._params:
-                gradients.tracked[param].accumulates = True
-        self._accumulating = self._inside_no_sync = True
+                batches.tracked[param].accumulates = True
+        self._inside_no_sync = True
         try:
             yield
         finally:
@@ -234,9 +208,9 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not gradients.are_sums(self._params):
+        if not batches.are_sums(self._params):
             self._allreduce_grads()
-        new = [param for param in self._laid_out().params if any(gradients.tracked[param].fresh())]
+        new = [param for param in self._laid_out().params if any(batches.tracked[param].fresh())]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
@@ -286,15 +260,14 @@ class Trainer(gluon.Trainer):
     def _named_params(self) -> optimizer_states.NamedParams:
         """In the order of their definition: gluon.Trainer sorts by name, dense10 before dense9."""
         index = {param: i for i, param in enumerate(self._params)}
-        given = parameter_buckets.listed(self._given)
-        return [(param.name, index[param], param) for param in given]
+        return [(param.name, index[param], param) for param in self._in_order]
 
     def _reset_kvstore(self) -> None:
         """Called by ``Parameter.set_data``: the optimizer's states may have copies of weights."""
         super()._reset_kvstore()
+        self._kv_initialized = self._update_on_kvstore = True  # the conditions for that call
+        self._params_to_init: list = []
         if hasattr(self, "_sharded_update"):
-            self._kv_initialized = self._update_on_kvstore = True  # its conditions
-            self._params_to_init: list = []
             self._sharded_update.weights_were_set()
 
     def _rescale(self, batch_size: Any) -> dict[str, Any]:
@@ -307,12 +280,9 @@ class Trainer(gluon.Trainer):
 
     def _laid_out(self) -> Layout:
         """The parameters in buckets, made the first time and after they have changed in kind."""
-        in_order = parameter_buckets.listed(self._given)  # gluon.Trainer sorts by name
-        if {*in_order} != {*self._params}:
-            raise ValueError("the set of parameters has changed; make a new Trainer for it")
         if self._layout is not None and self._layout.is_current():
             return self._layout
-        parameter_buckets.check(self._params)
+        update.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
         if self._layout is None:
@@ -320,8 +290,8 @@ class Trainer(gluon.Trainer):
         self._contexts = self._check_contexts()
         self._exchange = Exchange(self._contexts, **self._options)
         self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        how = needs_one_root(self._optimizer), updates_once(self._optimizer)
-        self._layout = Layout(self._params, in_order, self._exchange, *how, self._identity.name)
+        how = self._exchange, update.needs_one_root(self._optimizer), self._identity.name
+        self._layout = Layout(self._params, self._in_order, *how)
         return self._layout
 
     def _check_outside_no_sync(self) -> None:
@@ -373,7 +343,7 @@ class Trainer(gluon.Trainer):
             if not skip:
                 self._sharded_update.apply(buckets, fused)
             batches.mark_used(self._params)
-            self._accumulating = self._has_summed = False
+            self._has_summed = False
 
 
 def _is_overridden(trainer: Trainer, name: str) -> bool:
@@ -384,23 +354,18 @@ def _is_overridden(trainer: Trainer, name: str) -> bool:
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
     """Check the arguments of ``gluon.Trainer`` that gluonpar's has no use for."""
     kind = getattr(kvstore, "type", kvstore)
-    if kind in registry.ALGORITHMS and kind not in _KVSTORES:
-        raise ValueError(f"kvstore {kind!r} is an all-reduce algorithm; pass algorithm={kind!r}")
     if kind not in _KVSTORES:
         raise ValueError(
             f"kvstore must be one of {', '.join(map(repr, _KVSTORES))}, got {kind!r}; to train in "
             "several processes, start them by mpirun, and leave kvstore out (docs/cluster.md)"
         )
-    if update_on_kvstore:
-        raise ValueError(
-            "update_on_kvstore must be None or False: gluonpar.Trainer updates on the devices; for "
-            "True use gluon.Trainer"
-        )
-    if compression_params:
-        raise ValueError(
-            f"compression_params must be None, got {compression_params!r}; for float16 pass "
-            "compression='fp16'"
-        )
+    options = {"update_on_kvstore": update_on_kvstore, "compression_params": compression_params}
+    for name, given in options.items():
+        if given:
+            raise ValueError(
+                f"{name} must be None, got {given!r}: gluonpar.Trainer updates on the devices, and "
+                "for float16 has compression='fp16'; for others use gluon.Trainer"
+            )
 
 
 def _are_finite(buckets: Sequence[ParamBucket]) -> bool:

@@ -1,9 +1,8 @@
-"""The update of a Trainer: each parameter once, on the root of its bucket.
+"""The buckets of a Trainer's parameters, and the update: each one once, on its bucket's root.
 
 A parameter with a row_sparse gradient is updated on every device instead, as by ``gluon.Trainer``:
-a broadcast would send all its rows, and the gradient has few; unless the optimizer must update it
-once (:func:`updates_once`). All buckets have one root if their updates may depend on each other
-(:func:`needs_one_root`).
+a broadcast would send all its rows, and the gradient has few. Some optimizers must update all
+parameters on one device (:func:`needs_one_root`).
 
 MXNet's Updater applies an optimizer and holds its states. Three of its faults are corrected here:
 
@@ -16,40 +15,67 @@ MXNet's Updater applies an optimizer and holds its states. Three of its faults a
 
 from __future__ import annotations
 
+import collections.abc
 import copy
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet import nd
+from mxnet import gluon, nd
 from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signum, ccSGD
 
-from gluonpar import optim
+from gluonpar import cluster, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange
+from gluonpar.gluon import batches
+from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
-from gluonpar.runtime import private_fields
+from gluonpar.runtime import devices, memory, private_fields
+
+
+def listed(params: Any) -> list[gluon.Parameter]:
+    """Return the Parameters in a list or dict; gluon.Trainer refuses other entries."""
+    values = params.values() if hasattr(params, "values") else params
+    if not isinstance(values, collections.abc.Iterable):
+        return []
+    return [param for param in values if isinstance(param, gluon.Parameter)]
+
+
+def check(params: Any) -> None:
+    """Raise ValueError unless ``params``, at least one, are dense, and on the same contexts.
+
+    No parameter and no context may occur twice. Gradients may be row_sparse.
+    """
+    if isinstance(params, collections.abc.Iterable) and not [*params]:
+        raise ValueError(
+            "params must have at least one Parameter, got none; pass net.collect_params() of a "
+            "network with layers that have parameters"
+        )
+    values = listed(params)
+    for i, param in enumerate(values):
+        if param in values[:i]:
+            raise ValueError(f"parameter {param.name} is given more than once; give it once")
+        stype, grad_stype = private_fields.stype(param), private_fields.grad_stype(param)
+        if stype != "default" or grad_stype not in ("default", "row_sparse"):
+            raise ValueError(
+                f"parameter {param.name} must be dense, with a dense or row_sparse gradient, got "
+                f"{stype} with a {grad_stype} gradient"
+            )
+        devices.check_distinct(param.list_ctx())
+
 
 # Optimizers that create a momentum for each parameter unless it is 0.
 _WITH_MOMENTUM = (SGD, NAG, LARS, LBSGD, Signum)
 
 
 def needs_one_root(optimizer: Optimizer) -> bool:
-    """Return whether all parameters must be updated on the same device.
+    """Return whether all parameters must be updated on the same device, and each one only once.
 
-    LARS compares the parameters that it updates together; other classes may have arrays of their
-    own.
+    LARS compares the parameters that it updates together. Nadam, SGLD and LBSGD change or draw
+    numbers that the optimizer keeps, and so may optimizers that are not MXNet's.
     """
-    return type(optimizer) is LARS or _may_keep_arrays(optimizer)
-
-
-def updates_once(optimizer: Optimizer) -> bool:
-    """Return whether a parameter must be updated on one device only.
-
-    The update changes or draws numbers that the optimizer keeps, or may do so: updated one after
-    the other, the copies would differ.
-    """
-    return isinstance(optimizer, (Nadam, SGLD)) or needs_one_root(optimizer)
+    is_of_mxnet = optimizer_states.is_of_mxnet(optimizer)
+    return not is_of_mxnet or isinstance(optimizer, (LARS, LBSGD, Nadam, SGLD))
 
 
 def check_draws_nothing(optimizer: Any, num_processes: int) -> None:
@@ -61,9 +87,100 @@ def check_draws_nothing(optimizer: Any, num_processes: int) -> None:
         )
 
 
-def _may_keep_arrays(optimizer: Optimizer) -> bool:
-    """Return whether it may have arrays of its own besides the states: all but MXNet's may."""
-    return not optimizer_states.is_of_mxnet(optimizer) or isinstance(optimizer, LBSGD)
+class Layout:
+    """Which parameters with a gradient are in which bucket, and which device is its root, if any.
+
+    ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
+    bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
+    Without, buckets of row_sparse gradients have no root, and every device updates.
+    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed:
+    the parameters may be given others.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[gluon.Parameter],
+        in_order: Sequence[gluon.Parameter],
+        exchange: Exchange,
+        one_root: bool,
+        name: str,
+    ) -> None:
+        self._params, self._kinds = params, _kinds(params)
+        self._ctx, self._num_processes, self._name = exchange.ctx, exchange.num_processes, name
+        index = {param: i for i, param in enumerate(params)}
+        self.params = [param for param in in_order if param.grad_req != "null"]
+        self._indices = [index[param] for param in self.params]
+        buckets = replicas.neighbours([*map(_copies, self._indices, self.params)])
+        sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
+        roots = partition.balance(sizes, 1 if one_root else len(self._ctx))
+        self._buckets = []
+        for bucket, root in zip(buckets, roots):
+            indices = [each.index for each in bucket]
+            on_all = bucket[0].grads[0].stype == "row_sparse" and not one_root
+            self._buckets.append((indices, None if on_all else root))
+
+    def is_current(self) -> bool:
+        """Return whether the parameters still are of the same kinds, on the same contexts."""
+        return _kinds(self._params) == self._kinds
+
+    def buckets(
+        self,
+        ignore_stale_grad: bool,
+        summed: bool = False,
+        by_program: bool = False,
+        facts: dict[str, Any] | None = None,
+    ) -> list[ParamBucket]:
+        """Return the buckets, without parameters that backward reached on no device of any rank.
+
+        Gradients are still to be summed, and then all ranks must call this before each sum, and
+        compare ``facts``; or with ``summed`` they are sums, made by the program if ``by_program``.
+        Unless ``ignore_stale_grad``, raises UserWarning if a parameter has no new gradient on any
+        rank, or none on a device on which its own batch ran.
+        """
+        if summed:
+            written = [batches.tracked[param].fresh() for param in self.params]
+            on_some_rank = [*map(any, written)]
+            if by_program and self._num_processes > 1:  # a rank without samples has sums, too
+                on_some_rank = [True] * len(written)
+                if ignore_stale_grad:  # this waits
+                    on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
+        else:
+            how = self._num_processes, self._name, facts
+            written, on_some_rank = batches.summands(self.params, *how)
+        counting = dict(zip(self._indices, written))
+        used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
+        if not ignore_stale_grad:
+            self._check_not_stale(counting, used)
+        filled = []
+        for indices, root in self._buckets:
+            copies = [_copies(i, self._params[i], counting[i]) for i in indices if i in used]
+            if copies:
+                filled.append(ParamBucket(copies, root))
+        return filled
+
+    def _check_not_stale(self, counting: dict[int, list[bool]], used: Collection[int]) -> None:
+        """Check that every parameter has a new gradient on each device that its batch ran on."""
+        if counting and not used:
+            raise UserWarning(
+                "no gradient has been computed since the last update; call backward before step"
+            )
+        for i, on_devices in counting.items():
+            ran = batches.ran_on(self._params[i]) if i in used else [True] * len(self._ctx)
+            stale = [str(c) for c, was, ok in zip(self._ctx, ran, on_devices) if was and not ok]
+            if stale:
+                raise UserWarning(
+                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
+                    f"{', '.join(stale)} since the last update: the model did not use it there. If "
+                    "that is intended, call step(batch_size, ignore_stale_grad=True)"
+                )
+
+
+def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
+    return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
+
+
+def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:
+    return [(param, param.grad_req, param.dtype, param.list_ctx()) for param in params]
 
 
 class ShardedUpdate:
@@ -91,18 +208,11 @@ class ShardedUpdate:
         for updater in (self._updater, *self._other_updaters):
             updater.weights_were_set()
 
-    def may_fuse(self, buckets: Sequence[ParamBucket]) -> bool:
-        """Return whether one pass over memory can sum and update: on CPUs, float32, plain SGD."""
-        return (
-            self._exchange.may_fuse
-            and type(self._optimizer) is SGD
-            and all(b.root is None or b.copies[0].grads[0].dtype == np.float32 for b in buckets)
-        )
-
     def apply(self, buckets: Sequence[ParamBucket], fused: bool) -> None:
         """Update every bucket on its root, or on every device, and broadcast from the roots.
 
-        With ``fused`` the gradients in buckets with a root are summed here, in one process.
+        With ``fused`` (:func:`optim.may_fuse`) buckets with a root are updated in one pass over
+        memory, which in one process also sums their gradients.
         """
         on_all = [bucket for bucket in buckets if bucket.root is None]
         on_root = [bucket for bucket in buckets if bucket.root is not None]
@@ -117,12 +227,12 @@ class ShardedUpdate:
             private_fields.begin_step(self._optimizer, indices)
         self._update(on_all if fused else buckets)
         if fused:
-            self._sum_and_update(on_root)
+            self._update_in_one_pass(on_root)
         else:
             self._exchange.inside.broadcast([bucket.params for bucket in on_root])
 
     def _update(self, buckets: Sequence[ParamBucket]) -> None:
-        """In the order of the parameters, on which some optimizers rely."""
+        """Update in the order of the parameters, on which some optimizers rely."""
         updates = sorted(
             ((copies, bucket.root) for bucket in buckets for copies in bucket.copies),
             key=lambda update: update[0].index,
@@ -163,8 +273,8 @@ class ShardedUpdate:
         self._update_on(0, self._updater, [copies])
         self._copied_states[i] = states[i]
 
-    def _sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
-        """Sum over devices in one process, SGD and broadcast, in one pass over memory."""
+    def _update_in_one_pass(self, buckets: Sequence[ParamBucket]) -> None:
+        """Update all copies by SGD, with the bits of MXNet's operators."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
         rates = private_fields.count_updates(sgd, indices)
 
@@ -183,7 +293,9 @@ class Updater(mx.optimizer.Updater):
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
         self._compared: set[int] = set()  # parameters that are their float32 copies, rounded
-        self._may_keep_arrays = _may_keep_arrays(optimizer)
+        # Besides the states: LBSGD has arrays of its own, and optimizers not of MXNet may.
+        is_of_mxnet = optimizer_states.is_of_mxnet(optimizer)
+        self._may_keep_arrays = not is_of_mxnet or isinstance(optimizer, LBSGD)
 
     def weights_were_set(self) -> None:
         """Renew, in the next update, the elements of float32 copies that are not the weights."""

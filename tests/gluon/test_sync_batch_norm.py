@@ -22,7 +22,7 @@ from gluonpar import split_and_load, split_samples
 from gluonpar.adapters.towers import Towers
 from gluonpar.batch_norm import device_sums
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.batch_norm.tasks import run_tasks
+from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
 
@@ -274,35 +274,14 @@ def trained_outputs(net, k):
     return [np.concatenate([out.asnumpy() for out in each]) for each in outs]
 
 
-IMPORTED = """
-import sys
-import numpy as np, gluonpar, mxnet as mx
-symbol, params, batch = sys.argv[1:]
-ctx = [mx.cpu(0), mx.cpu(1)]
-net = mx.gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=ctx)
-def forward(x):
-    with mx.autograd.record():
-        return net(x)
-outs = gluonpar.run_tasks(forward, gluonpar.split_and_load(np.load(batch), ctx), ctx)
-np.save(batch, np.concatenate([out.asnumpy() for out in outs]))
-"""
-
-
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
-@pytest.mark.parametrize("where", [*HYBRIDIZED, pytest.param("elsewhere", marks=on_cpu)])
-def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, where):
+@each_way
+def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, hybridized):
     symbol, params, want = exported(tmp_path, 2)
     gc.collect()
-    if where == "elsewhere":
-        path = str(tmp_path / "batch.npy")
-        np.save(path, batch(8)[0])
-        run_python(IMPORTED, symbol, params, path)
-        got = [np.load(path)]
-    else:
-        net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
-        net.hybridize(**HYBRIDIZED[where])
-        got = trained_outputs(net, 2)
-    for ours, theirs in zip(got, want):
+    net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
+    net.hybridize(**hybridized)
+    for ours, theirs in zip(trained_outputs(net, 2), want):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -446,7 +425,7 @@ def test_a_task_that_fails_costs_its_step_and_no_other(hybridized, tmp_path, mon
         outs.append(train(net, shards[0], ctx))
         trainer.step(7)
         if net is many:
-            with pytest.raises(TypeError, match=r"on [cg]pu\(2\)"):
+            with pytest.raises(TaskError, match=r"on [cg]pu\(2\): TypeError"):
                 train(net, [*shards[1][:2], None], ctx)
             assert go_on.is_set()
         outs.append(train(net, shards[2], ctx))
@@ -466,7 +445,7 @@ def test_a_backward_that_fails_is_not_waited_for_though_its_forward_was_in_anoth
     for shard in shards:
         shard.attach_grad()
     outs, start = outputs(layer, shards, contexts(3)), time.monotonic()
-    with pytest.raises(AttributeError, match=r"on [cg]pu\(2\)"):
+    with pytest.raises(TaskError, match=r"on [cg]pu\(2\): AttributeError"):
         run_tasks(lambda out: out.backward(), [*outs[:2], None], contexts(3))
     assert time.monotonic() - start < 60
     np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)

@@ -184,19 +184,6 @@ def test_a_batch_with_fewer_labels_than_samples_is_refused():
         BatchProcessor().fit_batch(used, batch)
 
 
-class Strange(Exception):
-    def __init__(self, code, reason):
-        super().__init__(code, reason)
-        self.code = code
-
-
-class Sealed(Exception):
-    """Of a kind that cannot be combined with another."""
-
-    def __init_subclass__(cls, **more):
-        raise TypeError("not to be subclassed")
-
-
 def failing(error):
     def forward_backward(shard):
         if shard == 1:
@@ -206,32 +193,13 @@ def failing(error):
     return forward_backward
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        KeyError("bad box"),
-        OSError(2, "bad box"),
-        mx.MXNetError("bad box"),
-        Strange(7, "bad box"),
-        UnicodeDecodeError("utf8", b"x", 0, 1, "bad box"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_an_error_names_the_device_keeps_its_type_and_its_traceback(error):
-    with pytest.raises(type(error), match=r"failed on [cg]pu\(1\): \w+: .*bad box") as caught:
+def test_an_error_names_the_device_and_has_the_tasks_error_as_its_cause():
+    error = KeyError("bad box")
+    with pytest.raises(TaskError, match=r"failed on [cg]pu\(1\): KeyError: 'bad box'") as caught:
         run_tasks(failing(error), [0, 1, 2], contexts(3))
-    assert isinstance(caught.value, TaskError)
     assert caught.value.ctx == device(1)
     assert caught.value.__cause__ is error
     assert "in forward_backward" in "".join(traceback.format_tb(error.__traceback__))
-
-
-def test_an_error_whose_type_cannot_be_kept_is_still_the_cause():
-    error = Sealed("bad box")
-    with pytest.raises(TaskError, match=r"failed on [cg]pu\(1\): Sealed: bad box") as caught:
-        run_tasks(failing(error), [0, 1], contexts(2))
-    assert type(caught.value) is TaskError
-    assert caught.value.__cause__ is error
 
 
 def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
@@ -244,7 +212,7 @@ def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
             if shard == 1:
                 raise ValueError("bad box")
 
-    with pytest.raises(ValueError, match="bad box"):
+    with pytest.raises(TaskError, match="bad box"):
         run_tasks(task, [0, 1, 2], contexts(3))
     assert ran == [0, 1]
     assert set(threading.enumerate()) <= before

@@ -28,21 +28,6 @@ def test_no_sync_may_be_entered_while_autograd_records():
     assert_as_one(steps(2, Trainer), runs.values(steps(1, runs.stock_trainer)))
 
 
-def test_all_micro_batches_may_be_inside_and_in_several_blocks_from_zero_on():
-    params = weights([[0.0]], 2)
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    give_grads(params, [[64.0, 64.0]])  # of a backward that is never used
-    for grad in (1.0, 2.0):
-        with trainer.no_sync():
-            give_grads(params, [[grad, 8 * grad]])
-    trainer.step(1)
-    assert params[0].list_data()[1].asscalar() == -27
-    for grad in (16.0, 1.0):  # from the step on, a backward overwrites the one before
-        give_grads(params, [[grad, grad]])
-    trainer.step(1)
-    assert params[0].list_data()[0].asscalar() == -29
-
-
 def test_the_next_update_ends_the_accumulation_whichever_trainer_does_it():
     params = weights([[0.0]], 2)
     with Trainer(params, "sgd", {"learning_rate": 1.0}).no_sync():
@@ -66,21 +51,6 @@ def test_parameters_that_are_thawed_inside_no_sync_accumulate_from_then_on():
             give_grads(params, [[grad, grad]] * 2)
     trainer.step(1)
     assert [param.list_data()[1].asscalar() for param in params] == [-42, -40]
-
-
-def test_backward_adds_to_the_sums_of_the_step_before_on_whichever_device_they_are():
-    """With grad_req='add' and no zero_grad(), as on one device. Each dtype has its own root."""
-    params = [
-        param
-        for dtype in ("float32", "float64")
-        for param in weights([[0.0]], 2, grad_req="add", dtype=dtype)
-    ]
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    for grad in (1.0, 10.0):
-        give_grads(params, [[grad, 2 * grad]] * 2)
-        trainer.step(1)
-    for param in params:
-        assert [value.asscalar() for value in param.list_data()] == [-36, -36]
 
 
 @pytest.mark.parametrize("what", ["step", "update", "allreduce_grads", "step after an inner one"])

@@ -34,23 +34,7 @@ def test_the_positional_arguments_are_those_of_stock():
     assert {p.kind for p in ours[len(stock) :]} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_every_name_of_stock_is_there_and_callable_alike():
-    params = params_for()
-    stock = gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, kvstore="device")
-    names = {name for name in {*dir(gluon.Trainer), *vars(stock)} if not name.startswith("__")}
-    ours = Trainer(params, "sgd", {"learning_rate": 0.5}, "device")
-    assert {name for name in names if not hasattr(ours, name)} == set()
-    for name in names:
-        if inspect.isfunction(getattr(gluon.Trainer, name, None)):
-            stock_arguments = inspect.signature(getattr(gluon.Trainer, name)).parameters
-            our_arguments = inspect.signature(getattr(Trainer, name)).parameters
-            assert list(our_arguments)[: len(stock_arguments)] == list(stock_arguments)
-    assert ours.learning_rate == stock.learning_rate == 0.5
-    ours.set_learning_rate(0.25)
-    assert ours.optimizer.learning_rate == 0.25
-
-
-@pytest.mark.parametrize("options", [(), ("local",), ("nccl", None, False), ("gluonpar", {}), "kv"])
+@pytest.mark.parametrize("options", [(), (None,), ("nccl", None, False), ("gluonpar", {}), "kv"])
 def test_every_kvstore_of_one_process_sums(options):
     if options == "kv":
         options = (mx.kv.create("device"),)
@@ -61,19 +45,12 @@ def test_every_kvstore_of_one_process_sums(options):
     assert values(params) == [[[-2.0, -1.0]] * 2, [[-8.0]] * 2]
 
 
-def test_no_kvstore_is_a_warning_on_several_devices_as_stock_would_not_sum():
-    with pytest.warns(UserWarning, match="kvstore=None"):
-        Trainer(params_for(), "sgd", kvstore=None)
-    Trainer(params_for(1), "sgd", kvstore=None)  # where a warning would be an error
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kvstore": "ring"}, "pass algorithm='ring'"),
         ({"kvstore": "dist_sync"}, "got 'dist_sync'.*mpirun"),
         ({"kvstore": "horovod"}, "got 'horovod'"),
-        ({"update_on_kvstore": True}, "update_on_kvstore must be None or False.*gluon.Trainer"),
+        ({"update_on_kvstore": True}, "update_on_kvstore must be None.*gluon.Trainer"),
         ({"compression_params": {"type": "2bit"}}, "2bit.*compression='fp16'"),
     ],
 )
@@ -155,18 +132,6 @@ def test_programs_give_on_every_device_what_stock_gives_on_the_first(program, op
     for want, got in zip(stock, ours):
         assert got == [got[0]] * 2
         np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
-
-
-def test_states_follow_the_device_that_updates():
-    """step() updates a parameter on its owner, update() on the first device."""
-    params = params_for()
-    trainer = Trainer(params, "adam", {"learning_rate": 0.5})
-    programs = (("step", contexts(2)), ("two halves", contexts(1)), ("step", contexts(2)))
-    for (program, where), grads in zip(programs, GRADS):
-        give_grads(params, grads)
-        PROGRAMS[program](trainer, params)
-        states = trainer._updater.states
-        assert {state[0].context for state in states.values()} == set(where)
 
 
 def test_the_first_step_copies_running_statistics_and_values_of_the_first_device():
@@ -264,12 +229,6 @@ def test_a_method_that_stock_calls_is_called_as_often(name):
         made.append((params, trainer.calls))
     assert made[0][1] == made[1][1] == 2
     assert_as_one(made[1][0], made[0][0])
-
-
-@pytest.mark.parametrize("name", ["_init_kvstore", "_init_params"])
-def test_a_method_that_would_not_be_called_is_refused(name):
-    with pytest.raises(ValueError, match=f"overrides {name}"):
-        overriding(Trainer, name)(params_for(), "sgd")
 
 
 KINDS = {"Trainer": Trainer, "kvstore": functools.partial(gluon.Trainer, kvstore="gluonpar")}

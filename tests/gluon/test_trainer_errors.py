@@ -22,28 +22,6 @@ def test_an_unused_parameter_is_named_with_its_device(optimizer):
     assert trainer._updater.states == {} and trainer.optimizer.num_update == 0
 
 
-def test_ignore_stale_grad_leaves_what_was_not_used():
-    """w1 is used on one device only: it is updated by what that one has; w2 on none, and stays."""
-    params = weights([[1.0], [2.0], [4.0]], 2)
-    for trainer in (
-        Trainer(params, "sgd", {"learning_rate": 1.0}),
-        Trainer(params, "sgd", {"learning_rate": 1.0}, algorithm="ring"),
-        Trainer(params, "test", {"rescale_grad": -1.0}),
-    ):
-        for param, value in zip(params, (1.0, 2.0, 4.0)):
-            param.set_data(mx.nd.array([value]))
-        give_grads(params, [[64.0, 64.0]] * 3)
-        for param in params:  # old numbers that must not be added
-            for value in param.list_data():
-                value._fresh_grad = False
-        give_grads(params, [[8.0, 16.0], [None, 32.0], [None, None]])
-        trainer.step(1, ignore_stale_grad=True)
-        for device in range(2):
-            values = [param.list_data()[device].asscalar() for param in params]
-            assert values == [1 - 24, 2 - 32, 4]
-        assert 2 not in trainer.optimizer._index_update_count
-
-
 @pytest.mark.parametrize("own_sums", [False, True])
 def test_a_static_network_that_is_initialised_anew(own_sums):
     """It writes to its first arrays, which ``list_grad`` returns from then on."""
@@ -88,16 +66,14 @@ def test_a_maximum_norm_that_is_not_positive(max_norm):
 def test_parameters_on_other_contexts_are_named():
     [here], [there] = weights([[1.0]], 2), weights([[1.0]], 3)
     there.name = "far"
-    with pytest.raises(
-        ValueError, match=r"far on \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\] and w0 on"
-    ):
+    with pytest.raises(AssertionError, match="Parameter far"):
         Trainer([here, there], "sgd")
     there.reset_ctx(contexts(2))
     trainer = Trainer([here, there], "sgd", {"learning_rate": 1.0})
     there.reset_ctx(contexts(3))
     give_grads([here, there], [[1.0, 1.0], [1.0, 1.0, 1.0]])
     before = runs.bits([here, there])
-    with pytest.raises(ValueError, match="same contexts, got far on"):
+    with pytest.raises(AssertionError, match="Parameter far"):
         trainer.step(1)
     assert runs.bits([here, there]) == before
 
@@ -114,12 +90,7 @@ NO_PARAMETERS = "a list or dict of Parameters"
 @pytest.mark.parametrize(
     ("make", "options", "error", "words"),
     [
-        *(
-            (lambda given=given: given, {}, ValueError, NO_PARAMETERS)
-            for given in (5, "text", None)
-        ),
-        *((lambda x=x: [x], {}, ValueError, NO_PARAMETERS) for x in (5, mx.nd.ones(1))),
-        (lambda: {"a": 5}, {}, ValueError, NO_PARAMETERS),
+        *((lambda x=x: x, {}, ValueError, NO_PARAMETERS) for x in (5, "text", [5], {"a": 5})),
         *(
             (lambda none=none: none, {}, ValueError, "at least one Parameter, got none")
             for none in ([], {}, gluon.nn.Flatten().collect_params())
@@ -135,55 +106,11 @@ NO_PARAMETERS = "a list or dict of Parameters"
         ),
         (lambda: weights([[1.0]], 2), {"algorithm": "magic"}, ValueError, "ring.*got 'magic'"),
         (lambda: weights([[1.0]], 2), {"compression": "2bit"}, ValueError, "'fp16', got '2bit'"),
-        (
-            lambda: weights([[1.0]], 2),
-            {"optimizer": "dcasgd", "optimizer_params": {"momentum": 0.9}},
-            ValueError,
-            "momentum must be 0 .* got 0.9",
-        ),
     ],
 )
 def test_what_no_trainer_can_be_made_of_is_refused(make, options, error, words):
     with pytest.raises(error, match=words):
         Trainer(make(), **{"optimizer": "sgd", **options})
-
-
-@pytest.mark.parametrize("kind", [list, dict])
-@pytest.mark.parametrize("change", ["more", "fewer", "another"])
-def test_a_set_of_parameters_that_changes_later_is_an_error(kind, change):
-    params = weights([[1.0], [2.0]], 2)
-    [extra] = weights([[3.0]], 2)
-    given = kind(params) if kind is list else {param.name: param for param in params}
-    trainer = Trainer(given, "sgd", {"learning_rate": 1.0})
-    last = 1 if kind is list else "w1"
-    if change == "more":
-        given.append(extra) if kind is list else given.update(extra=extra)
-    elif change == "fewer":
-        given.pop(last)
-    else:
-        given[last] = extra
-    give_grads(params, [[1.0, 1.0]] * 2)
-    before = runs.bits(params)
-    with pytest.raises(ValueError, match="set of parameters has changed.*make a new Trainer"):
-        trainer.step(1)
-    assert runs.bits(params) == before
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_on_one_device_is_left_out_on_all(optimizer, k, bad):
-    """And the next step is the one that would have been taken without it."""
-    results = []
-    for gradients in ([2.0, bad, 3.0], [2.0, 3.0]):
-        params = weights([[1.0], [2.0]], k)
-        trainer = Trainer(params, optimizer, {"learning_rate": 0.5}, skip_nonfinite=True)
-        for gradient in gradients:
-            give_grads(params, [[1.0] * k, [1.0] * (k - 1) + [gradient]])
-            trainer.step(1)
-        results.append((runs.bits(params), trainer.optimizer.num_update))
-        assert trainer.num_skipped == len(gradients) - 2
-    assert results[0] == results[1]
 
 
 def test_gradients_that_were_clipped_by_nan_are_left_out():

@@ -135,19 +135,6 @@ def test_clip_global_norm_counts_every_dtype_and_pinned_parameters():
     np.testing.assert_allclose(halves, [[1.5, 0], [2, 0], [0, 6]], rtol=1e-3)
 
 
-def test_clip_global_norm_counts_no_gradient_of_an_earlier_step():
-    """On whichever device that is, and whatever it has left of the sum."""
-    params = weights([[1.0], [1.0]], 2)
-    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
-    give_grads(params, [[8.0, 16.0]] * 2)
-    trainer.step(1)
-    give_grads(params[:1], [[1.0, 2.0]])
-    trainer.allreduce_grads()
-    assert trainer.clip_global_norm(1.0).asscalar() == 3
-    trainer.update(1, ignore_stale_grad=True)
-    assert [param.list_data()[1].asscalar() for param in params] == [-24, -23]
-
-
 def test_clip_global_norm_of_no_gradient_is_zero():
     params = weights([[1.0]], 2)
     trainer = Trainer(params, "sgd")

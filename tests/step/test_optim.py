@@ -1,7 +1,6 @@
 """sgd: param -= lr * grad / batch_size, and nothing else."""
 
 import math
-import threading
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +13,6 @@ from processes import run_python
 from gluonpar.collectives import host
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
-from gluonpar.runtime import engine
 
 
 def params_of(weights, grads, dtype="float32", ctx=None):
@@ -86,16 +84,6 @@ def test_both_ways_are_the_rule(by, make, dtype):
     assert params[0].grad.asnumpy().tolist() == [256.0, 2048.0]
 
 
-def test_parameters_of_several_dtypes_from_a_generator(by):
-    params = [params_of([[4.0]], [[2.0]], dtype)[0] for dtype in ("float32", "float16", "float32")]
-    sgd((param for param in params), 0.5, 1)
-    assert [(np.dtype(param.dtype).name, param.asscalar()) for param in params] == [
-        ("float32", 3.0),
-        ("float16", 3.0),
-        ("float32", 3.0),
-    ]
-
-
 @pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf, 1e39, "0.1", None])
 def test_a_rate_that_is_not_finite_changes_nothing(lr):
     [param] = params_of([[1.0]], [[1.0]])
@@ -116,14 +104,3 @@ def test_parameters_without_gradient_or_elements_stay(by):
         assert (frozen.asscalar(), empty.shape, param.asscalar()) == (5.0, (0, 2), 0.0)
         assert sgd([frozen, empty], 1.0, 1) is None
         assert sgd([], 1.0, 1) is None
-
-
-def test_it_does_not_wait_for_the_gradient():
-    [param] = params_of([[1.0]], [[0.0]])
-    gate, passed = threading.Event(), []
-    engine.push(lambda: passed.append(gate.wait(600)), device(0), writes=[param.grad])
-    grad = param.grad
-    grad += 1
-    sgd([param], 1.0, 1)
-    gate.set()  # a sgd that waits would be still waiting
-    assert (param.asscalar(), passed) == (0.0, [True])

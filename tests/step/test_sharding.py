@@ -1,4 +1,9 @@
-"""split_and_load: shards are the batch, cut in order, each on its own device."""
+"""Shards are the batch, cut in order, each on its own device.
+
+split_and_load cuts arrays along an axis; split_samples cuts lists sample by sample, too.
+"""
+
+import collections
 
 import mxnet as mx
 import numpy as np
@@ -9,8 +14,7 @@ from hypothesis import strategies as st
 from nests import NESTS, leaves
 
 from gluonpar.plans import partition
-from gluonpar.runtime import memory
-from gluonpar.sharding import split_and_load
+from gluonpar.sharding import split_and_load, split_samples
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 KINDS = ("numpy", "mx.nd", "mx.np")
@@ -57,25 +61,13 @@ def test_shards_put_together_are_the_batch_bit_for_bit(batch, dtype, kind, weigh
     with mx.util.np_shape(np_semantics), mx.util.np_array(np_semantics):
         shards = split_and_load(made_as(kind, values), ctx, batch_axis=axis, weights=weights)
         assert_is_a_split(shards, values, ctx, axis, weights)
-
-
-@pytest.mark.parametrize("view", ["transposed", "reversed", "strided", "read-only"])
-def test_numpy_views_are_cut_like_any_array(view):
-    batch = payload((9, 6))
-    batch = {"transposed": batch.T, "reversed": batch[::-1], "strided": batch[::2, 1::3]}.get(
-        view, batch
-    )
-    batch.flags.writeable = view != "read-only"
-    assert_is_a_split(split_and_load(batch, contexts(4)), batch, contexts(4), 0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "type_"),
-    [("numpy", mx.nd.NDArray), ("mx.nd", mx.nd.NDArray), ("mx.np", mx.np.ndarray)],
-)
-def test_types_without_numpy_semantics(kind, type_):
-    shards = split_and_load(made_as(kind, payload((4,))), contexts(2))
-    assert [type(shard) for shard in shards] == [type_] * 2
+        if kind == "numpy":
+            assert {type(shard) for shard in shards} == {
+                mx.np.ndarray if np_semantics else mx.nd.NDArray
+            }
+            for shard in shards:
+                shard[:] = 0
+            np.testing.assert_array_equal(values, payload(shape, dtype))
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
@@ -86,26 +78,6 @@ def test_every_shard_has_the_nesting_of_the_batch_split_at_the_same_samples(nest
     assert [of_shard for _, of_shard in shards] == [structure] * 3
     for pieces, whole in zip(zip(*(of_shard for of_shard, _ in shards)), arrays):
         assert_is_a_split(list(pieces), whole, ctx, 0)
-
-
-def test_shards_of_numpy_data_never_alias_it():
-    batch = payload((6, 2))
-    for shard in split_and_load(batch, contexts(3)):
-        shard[:] = -1
-    mx.nd.waitall()
-    np.testing.assert_array_equal(batch, payload((6, 2)))
-
-
-def test_numpy_data_goes_to_its_own_device_and_is_never_whole_on_one(monkeypatch):
-    staged = []
-
-    def recorded(values, ctx, create=memory.from_numpy):
-        staged.append((values.shape, ctx))
-        return create(values, ctx)
-
-    monkeypatch.setattr(memory, "from_numpy", recorded)
-    split_and_load(payload((8, 3)), contexts(4))
-    assert staged == [((2, 3), c) for c in contexts(4)]
 
 
 def test_mxnet_data_is_moved_from_the_device_where_it_is():
@@ -149,8 +121,71 @@ def test_bad_contexts_are_refused_with_their_values(ctx, error, words):
         split_and_load(payload((4,)), ctx)
 
 
-def test_one_context_may_stand_without_a_list_and_a_tuple_is_a_list():
-    for ctx in (device(1), (device(1),), (device(1), device(0))):
-        shards = split_and_load(payload((4,)), ctx)
-        want = list(ctx) if isinstance(ctx, tuple) else [ctx]
-        assert [shard.context for shard in shards] == want
+Sample = collections.namedtuple("Sample", "boxes name")
+
+
+def boxes(n):
+    """One array a sample, of 1, 2, 3 ... rows, all values different."""
+    return [np.arange(4 * (i + 1)).reshape(i + 1, 4) + 1000.0 * i for i in range(n)]
+
+
+@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2]])
+@pytest.mark.parametrize("n", [1, 3, 4, 9])
+def test_shards_of_samples_put_together_are_the_batch(n, weights):
+    batch = (np.arange(n * 2).reshape(n, 2), boxes(n))
+    shards = split_samples(batch, contexts(4), weights)
+    sizes = [size for size in partition.sizes(n, 4, weights) if size]
+    assert [len(own) for _, own in shards] == sizes
+    assert [len(own) for own, _ in shards] == sizes
+    whole = np.concatenate([own.asnumpy() for own, _ in shards])
+    np.testing.assert_array_equal(whole, batch[0])
+    for got, want in zip(sum((own for _, own in shards), []), batch[1]):
+        np.testing.assert_array_equal(got.asnumpy(), want)
+
+
+def test_every_array_is_on_its_shards_context_with_its_dtype():
+    batch = [boxes(5), [mx.nd.ones((2,), dtype="int32")] * 5]
+    for shard, ctx in zip(split_samples(tuple(batch), contexts(2)), contexts(2)):
+        assert {a.context for a in shard[0] + shard[1]} == {ctx}
+        assert {np.dtype(a.dtype) for a in shard[0]} == {np.dtype("float64")}
+        assert {np.dtype(a.dtype) for a in shard[1]} == {np.dtype("int32")}
+
+
+def test_nests_are_kept_and_other_values_are_unchanged():
+    batch = {
+        "x": np.arange(3),
+        "y": ([Sample(own, f"{i}.jpg") for i, own in enumerate(boxes(3))], [0.5, None, "two"]),
+    }
+    first, second = split_samples(batch, contexts(2))
+    assert (list(first), type(first["y"])) == (["x", "y"], tuple)
+    assert [type(sample) for sample in first["y"][0]] == [Sample, Sample]
+    assert [sample.name for sample in first["y"][0] + second["y"][0]] == ["0.jpg", "1.jpg", "2.jpg"]
+    assert (first["y"][1], second["y"][1]) == ([0.5, None], ["two"])
+    assert second["y"][0][0].boxes.shape == (3, 4)
+
+
+def test_samples_without_boxes_are_kept_under_numpy_semantics():
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        shards = split_samples([np.zeros((0, 4)), np.ones((2, 4))], contexts(2))
+        assert [shard[0].shape for shard in shards] == [(0, 4), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "words"),
+    [
+        ((np.zeros((3, 2)), boxes(2)), ValueError, r"\(3, 2\); batch\[1\] of length 2"),
+        (
+            {"a": boxes(1), "b": [1, 2]},
+            ValueError,
+            r"\['a'\] of length 1; batch\['b'\] of length 2",
+        ),
+        ([], ValueError, "at least 1 sample, got 0"),
+        ([np.zeros((0, 4))], ValueError, r"batch\[0\] .*\(0, 4\).*mx.nd"),
+        ([{"b": [np.zeros((0,))]}], ValueError, r"batch\[0\]\['b'\]\[0\] has shape \(0,\)"),
+        ({"ids": 7}, TypeError, r"batch\['ids'\] .*int"),
+        ([np.zeros(2, "complex64")], TypeError, r"batch\[0\] .*complex64"),
+    ],
+)
+def test_samples_that_cannot_be_split_are_refused_with_their_place(batch, error, words):
+    with pytest.raises(error, match=words):
+        split_samples(batch, contexts(2))

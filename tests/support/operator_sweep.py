@@ -1,8 +1,8 @@
-"""Train operators and layers with gluonpar.Trainer, and compare with gluon.Trainer on one device.
+"""Train operators with gluonpar.Trainer, and compare with gluon.Trainer on one device.
 
-    echo '["operators", "sin", 0, "static", "write"]' | python tests/support/operator_sweep.py
+    echo '["sin", 0, "static", "write"]' | python tests/support/operator_sweep.py
 
-trains the cases on standard input: table, name, number of the case, form and ``grad_req``. It
+trains the cases on standard input: name, number of the case, form and ``grad_req``. It
 prints a line of JSON after each, so that the case that ends the process can be told.
 """
 
@@ -13,7 +13,6 @@ import json
 import sys
 import traceback
 
-import layer_table
 import mxnet as mx
 import numpy as np
 import operator_table
@@ -24,7 +23,6 @@ FORMS = {
     "imperative": None,
     "hybridized": {},
     "static": {"static_alloc": True, "static_shape": True},
-    "deferred": {"static_alloc": True, "static_shape": True},
 }
 STEPS, LEARNING_RATE = 2, 0.0625
 # The gradients of outputs are these multiples of the same numbers. Their sum is 1, so two devices'
@@ -32,8 +30,8 @@ STEPS, LEARNING_RATE = 2, 0.0625
 HEADS = {1: [1.0], 2: [2.0, -1.0]}
 
 
-class Alone:
-    """Only an operator or a layer, whose inputs are Parameters, after a Parameter of 3 elements.
+class Alone(gluon.HybridBlock):
+    """Only an operator, whose inputs are Parameters, after a Parameter of 3 elements.
 
     So backward of the operator itself writes gradients, at odd places of a bucket.
     """
@@ -47,36 +45,16 @@ class Alone:
             options = {"shape": value.shape, "dtype": value.dtype, "init": "zeros"}
             options["grad_req"] = "write" if isinstance(given, P) else "null"
             setattr(self, f"x{i}", self.params.get(f"x{i}", **options))
-        if case.layer:
-            with self.name_scope():
-                self.layer = case.layer()
         for param in self.collect_params().values():
             if param.grad_req == "write":
                 param.grad_req = grad_req
 
-    def outputs(self, F, x, lead, inputs):
-        if self.case.layer:
-            outputs = (self.case.call or (lambda layer, *x: layer(*x)))(self.layer, *inputs)
-        else:
-            outputs = self.case.call(F, *inputs)
+    def hybrid_forward(self, F, x, lead, **inputs):
+        outputs = self.case.call(F, *(inputs[f"x{i}"] for i in range(len(inputs))))
         if not isinstance(outputs, (list, tuple)):
             outputs = [*outputs] if type(outputs) is mx.sym.Symbol else [outputs]
         # MXNet's static graphs lose the gradient of an output that is a copy of an input's.
         return [x * lead, *(output * 1 for output in outputs)]
-
-
-class Hybrid(Alone, gluon.HybridBlock):
-    def hybrid_forward(self, F, x, lead, **inputs):
-        return self.outputs(F, x, lead, [inputs[f"x{i}"] for i in range(len(inputs))])
-
-
-class Plain(Alone, gluon.Block):
-    """With a layer that cannot be hybridized."""
-
-    def forward(self, x):
-        params = [self.lead, *(getattr(self, f"x{i}") for i in range(len(self.case.inputs)))]
-        lead, *inputs = (param.data(x.context) for param in params)
-        return self.outputs(mx.nd, x, lead, inputs)
 
 
 def values(given, number):
@@ -173,8 +151,7 @@ def network(case, grad_req, form, ctx):
     mx.random.seed(0)
     np.random.seed(0)
     array = mx.np.array if case.numpy else mx.nd.array
-    kind = Plain if case.layer and not isinstance(case.layer(), gluon.HybridBlock) else Hybrid
-    net = kind(case, grad_req)
+    net = Alone(case, grad_req)
     net.initialize(mx.init.Uniform(0.3), ctx=ctx)
     for i, given in enumerate(case.inputs):
         value = values(given, i)
@@ -182,22 +159,20 @@ def network(case, grad_req, form, ctx):
             array(value, dtype=value.dtype).copyto(copy)
     if FORMS[form] is not None:
         net.hybridize(**FORMS[form])
-    if case.layer and form != "deferred":
-        net(array([1.0, 2.0, 3.0], ctx=ctx[0]))  # now all shapes are known
     return net
 
 
-def find(table, name, number):
+def find(name, number):
     """A case, with how it is called."""
-    case = {"operators": operator_table, "layers": layer_table}[table].RECIPES[name][number]
-    return case if case.layer or case.call else case._replace(call=direct(name, case))
+    case = operator_table.RECIPES[name][number]
+    return case if case.call else case._replace(call=direct(name, case))
 
 
 def main():
     for key in map(json.loads, sys.stdin):
-        table, name, number, form, grad_req = key
+        name, number, form, grad_req = key
         try:
-            case = find(table, name, number)
+            case = find(name, number)
             with mx.util.np_shape(case.numpy), mx.util.np_array(case.numpy):
                 wrong = compare(case, form, grad_req)
                 mx.nd.waitall()

@@ -28,7 +28,6 @@ class Case(NamedTuple):
     forms: tuple = ALL_FORMS
     grad_reqs: tuple = ("write", "add")
     own_heads: bool = False
-    layer: Callable | None = None
     devices: tuple = (1, 2)
 
 
@@ -371,6 +370,34 @@ op("""
     _random_pdf_normal _random_pdf_uniform
     """, ONE, ONE, ONE)  # fmt: skip
 
+# --- Layers ---------------------------------------------------------------------------------------
+FEW, MANY = P((2, 3, 8, 8)), P((2, 16, 8, 8))
+op("Convolution", FEW, P((4, 3, 3, 3)), P((4,)), kernel=(3, 3), num_filter=4)
+op(
+    "Convolution",
+    MANY,
+    P((32, 16, 3, 3)),
+    kernel=(3, 3),
+    num_filter=32,
+    stride=(2, 2),
+    no_bias=True,
+)
+op("Deconvolution", FEW, P((3, 4, 3, 3)), kernel=(3, 3), num_filter=4)
+op("Deconvolution", MANY, P((16, 16, 4, 4)), kernel=(4, 4), num_filter=16)
+PER_CHANNEL = P((16,)), P((16,))
+op("BatchNorm", P(BIG), *PER_CHANNEL, C(np.zeros(16)), C(np.ones(16)), fix_gamma=False)
+op("InstanceNorm", P(BIG), *PER_CHANNEL)
+op("GroupNorm", P(BIG), P((1,)), P((1,)))
+op("LayerNorm", P((4, 16)), *PER_CHANNEL)
+op("Embedding", C([[1, 3], [3, 0]]), P((7, 4)), input_dim=7, output_dim=4)
+STATE = P((1, 2, 4))
+for mode, gates, states in (
+    ("rnn_tanh", 1, [STATE]),
+    ("gru", 3, [STATE]),
+    ("lstm", 4, [STATE] * 2),
+):
+    op("RNN", P((5, 2, 3)), P((36 * gates,)), *states, mode=mode, state_size=4, num_layers=1)
+
 # --- grad_req='add': stock MXNet, on one device, does not compute twice the gradient of 'write' ---
 for name in """
     Crop SpatialTransformer _contrib_DeformableConvolution _contrib_boolean_mask _contrib_box_nms
@@ -380,11 +407,11 @@ for name in """
     RECIPES[name] = [case._replace(grad_reqs=WRITE) for case in RECIPES[name]]
 
 
-def keys(table: str, cases: dict[str, list]) -> list[tuple]:
-    """Everything that there is to train in a table of cases."""
+def keys() -> list[tuple]:
+    """Everything that there is to train."""
     return [
-        (table, name, number, form, grad_req)
-        for name, of_name in cases.items()
+        (name, number, form, grad_req)
+        for name, of_name in RECIPES.items()
         for number, case in enumerate(of_name)
         for form in case.forms
         for grad_req in case.grad_reqs
