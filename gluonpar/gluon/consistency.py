@@ -105,10 +105,21 @@ def _names(params: Sequence[gluon.Parameter]) -> Iterator[str]:
     """
     parsed = [re.fullmatch("([a-z]+)([0-9]+)(_.*)", param.name) for param in params]
     first: dict[str, int] = {}
-    for match in filter(None, parsed):
-        first[match[1]] = min(int(match[2]), first.get(match[1], int(match[2])))
+    classes = {kind.__name__.lower() for kind in _subclasses(gluon.Block)}
+    for each in parsed:
+        if each and each[1] in classes:
+            first[each[1]] = min(int(each[2]), first.get(each[1], int(each[2])))
     for param, each in zip(params, parsed):
-        yield f"{each[1]}{int(each[2]) - first[each[1]]}{each[3]}" if each else param.name
+        if each and each[1] in first:
+            yield f"{each[1]}{int(each[2]) - first[each[1]]}{each[3]}"
+        else:
+            yield param.name
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def are_alike(params: Iterable[gluon.Parameter]) -> None:

@@ -13,6 +13,7 @@ import mxnet as mx
 from gluonpar.install import driver
 
 KINDS = ("auto", "gpu", "cpu")
+MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
 DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
 _CUDA_RUNTIME, _ALREADY_ENABLED = "libcudart.so.11.0", 704  # libmxnet.so has loaded this one
 
@@ -73,13 +74,16 @@ def choose(
                 both = f"gpus={list(gpus)} and {name}={value!r}"
                 raise ValueError(f"{both} exclude each other; give one of the two")
         return DeviceChoice(_by_id(list(gpus)))
-    cpus = tuple(mx.cpu(i) for i in range(num_gpus or 1))
-    if device == "cpu":
-        return DeviceChoice(cpus)
-    present = gpus_present()
+    present = [] if device == "cpu" else gpus_present()
     if not present and device == "gpu":
         raise ValueError(f"device='gpu', but there is no GPU that MXNet can use: {why_no_gpu()}")
     if not present:
+        if num_gpus is not None and num_gpus > MAX_CPU_DEVICES:
+            most = f"num_gpus must be at most {MAX_CPU_DEVICES} with CPU devices"
+            raise ValueError(f"{most}, got {num_gpus}; each of them has a thread of its own")
+        cpus = tuple(mx.cpu(i) for i in range(num_gpus or 1))
+        if device == "cpu":
+            return DeviceChoice(cpus)
         instead = "a CPU device" if len(cpus) == 1 else f"{len(cpus)} CPU devices"
         notice = f"No GPU that MXNet can use; using {instead} (details: gluonpar doctor)"
         return DeviceChoice(cpus, notice)

@@ -134,6 +134,7 @@ def test_ids_are_used_in_their_order(machine):
         ({"gpus": [0], "num_gpus": 1}, r"gpus=\[0\] and num_gpus=1"),
         ({"gpus": [0, 1], "device": "cpu"}, r"gpus=\[0, 1\] and device='cpu'"),
         ({"num_gpus": 0}, "num_gpus .*at least 1, got 0"),
+        ({"num_gpus": 1025, "device": "cpu"}, "num_gpus .*1024.* got 1025"),
         ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),
     ],
 )

@@ -118,7 +118,7 @@ BAD_REQUESTS = {
     "--device cpu --algorithm nccl": r"--algorithm nccl .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
-    "--device cpu --num-gpus 2 --weights 1,2,3": r"weights.*\[1.0, 2.0, 3.0\].* 3 .*2",
+    "--device cpu --num-gpus 2 --weights 1,2,3": r"weights.*\[1.0, 2.0, 3.0\].* 2 ",
     "--device cpu --num-gpus 2 --weights 1,0": r"weights.*\[1.0, 0.0\]",
     "--resume": "resume .*--save-dir",
     "--onnx": "--onnx .*--save-dir",
