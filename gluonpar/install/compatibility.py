@@ -36,12 +36,7 @@ def _former() -> dict[str, dict[str, Any]]:
             **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
         },
         "1.24": {"msort": lambda a: np.sort(a, axis=0)},
-        "1.25": {
-            "alltrue": lambda *args, **options: np.all(*args, **options),
-            "sometrue": lambda *args, **options: np.any(*args, **options),
-            "product": lambda *args, **options: np.prod(*args, **options),
-            "round_": lambda *args, **options: np.round(*args, **options),
-        },
+        "1.25": {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round},
         "2.0": {
             **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
             **{"PZERO": 0.0, "NZERO": -0.0},
