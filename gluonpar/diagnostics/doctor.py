@@ -19,11 +19,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
 from gluonpar.install import cuda_libraries, driver, entry, processors, startup, wheels
 
+_LOOK_SECONDS = 0.3  # for which the use of the processors is observed
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
 EXAMPLES = """
@@ -264,8 +266,13 @@ def settings() -> Iterator[Described]:
 
 
 def threads() -> Iterator[Described]:
-    """The processors that this process may use, by its affinity and a cgroup's quota."""
+    """The processors that this process may use, a cgroup's quota, and other programs' load."""
     yield OK, f"{processors.usable()} of {os.cpu_count()} processors"
+    before = processors.used()
+    time.sleep(_LOOK_SECONDS)
+    shared = processors.shared(before)
+    if shared:
+        yield NOTE, shared, "measure times when no other program is running, and without a quota"
 
 
 def data() -> Iterator[Described]:

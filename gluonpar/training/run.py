@@ -15,7 +15,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import __version__, entry
+from gluonpar.install import __version__, entry, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
@@ -307,6 +307,9 @@ class Run:
 
     def _header(self) -> dict[str, str]:
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
+        # In a job other ranks would count as other programs.
+        alone = num_ranks == 1 and self.ctx[0].device_type == "cpu"
+        shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
         held_out = f", {len(self.validation[1])} validation" if self.validation else ""
@@ -316,6 +319,7 @@ class Run:
         return {
             **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
             "devices": _describe_devices(self.ctx, num_ranks),
+            **({"processors": shared} if shared else {}),
             "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",

@@ -239,6 +239,18 @@ def test_a_quota_bounds_the_number_of_processors(monkeypatch):
     for granted, number in ((0.5, 1), (1.0, 1), (allowed + 0.5, allowed)):
         monkeypatch.setattr(processors, "quota", lambda granted=granted: granted)
         assert processors.usable() == number
+    monkeypatch.setattr(processors, "quota", lambda: 0.5)
+    assert "0.5" in processors.shared()
+
+
+def test_other_programs_on_the_processors_are_noted():
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        notes = [text for state, text, *_ in checks.threads() if state == "note"]
+    finally:
+        loop.kill()
+        loop.wait()
+    assert any("other programs use" in text for text in notes)
 
 
 def test_damaged_data_are_wrong_and_absent_data_are_not(tmp_path, monkeypatch):
