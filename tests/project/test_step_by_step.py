@@ -66,7 +66,7 @@ EVERY = [
 TOLD = {
     "timelines": EVERY,
     "stepped": [
-        {"algorithm": name, "devices": k, "topology": "full"}
+        {"algorithm": name, "devices": k, "topology": "full", "bytes": "1M"}
         for name, k in zip(PLANS, (2, 4, 5, 3, 7, 6, 8))
     ],
     "charts": [
