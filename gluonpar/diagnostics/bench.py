@@ -1,6 +1,6 @@
-"""gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore, and other collectives.
+"""gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
 
-The figures mean the same as in nccl-tests.
+--collective measures gluonpar's other collectives. The figures mean the same as in nccl-tests.
 """
 
 # Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
@@ -17,7 +17,8 @@ import argparse
 import functools
 import re
 import statistics
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -39,9 +40,12 @@ gluonpar bench --algorithms host,ring --json bench.json
 gluonpar bench --collective reduce_scatter
 """
 COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
-PEER = "mxnet device"  # the others' times are divided by its time
-HEADINGS = ("candidate", "time us", "iqr us", "algbw", "busbw", "/ device", "#wrong")
-WIDTHS = (-18, 10, 9, 8, 8, 9, 7)
+PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
+NUMPY_THREADS = min(2, threads.cores())
+NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
+NUMPY_BLOCK = 1 << 16  # elements: K blocks stay in a core's cache between the sum and the copies
+HEADINGS = ("candidate", "time us", "iqr us", "algbw", "busbw", "/ device", "/ numpy", "#wrong")
+WIDTHS = (-18, 10, 9, 7, 7, 8, 7, 6)
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
@@ -61,6 +65,8 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--dtype", "float32", "dtype of the arrays", choices=arguments.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
+    help_ = "calls on the same arrays before the wait; a sample is one call's share"
+    made.add("--calls", 1, help_, type=at_least(1), **count)
     made.add("--warmup", 5, "samples before that do not count", type=at_least(0), **count)
     known = harness.one_of(collectives.ALGORITHMS)
     help_ = "algorithms of allreduce to measure (default: all that these devices can use)"
@@ -89,10 +95,11 @@ def prepare(options: argparse.Namespace) -> tuple:
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     if collective == "allreduce":
         names = [*(options.algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
-        names += ["mxnet nccl"] if {c.device_type for c in chosen.ctx} == {"gpu"} else []
+        kinds = {context.device_type for context in chosen.ctx}
+        names += {"cpu": [NUMPY], "gpu": ["mxnet nccl"]}.get(kinds.pop(), [])
     arrays = zeros(options, chosen.ctx, 8)
     for name in names:
-        candidate(name, arrays, collective).sample()  # ValueError for an unsuitable algorithm
+        candidate(name, arrays, options).sample()  # ValueError for an unsuitable algorithm
     return counts, chosen.ctx, names, chosen.notice
 
 
@@ -108,7 +115,8 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
         options.collective: f"{options.dtype}, every value compared with NumPy's",
         "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
         "turns; time is the median, iqr the interquartile range, algbw and busbw in GB/s",
-        "ratio": f"of times to those of {PEER}: below 1 is faster",
+        "calls": f"{options.calls} before each wait; times are per call",
+        "ratios": f"of times to those of {PEER} and {NUMPY}: below 1 is faster",
     }
     record.header(console, rows)
     for size in counts:
@@ -155,10 +163,10 @@ class Result:
     def cells(self, rows: Sequence[Result]) -> list[str]:
         """Return a line of the table; ``rows`` are the results of this size."""
         time, seconds = self.samples.median, {row.name: row.samples.median for row in rows}
-        ratio = f"{time / seconds[PEER]:.2f}" if PEER in seconds else "-"
+        ratios = [f"{time / seconds[to]:.2f}" if to in seconds else "-" for to in (PEER, NUMPY)]
         times = (f"{1e6 * time:.1f}", f"{1e6 * self.samples.spread:.1f}")
         rates = (f"{self.algbw:.3f}", f"{self.busbw:.3f}")
-        return [self.name, *times, *rates, ratio, str(self.wrong)]
+        return [self.name, *times, *rates, *ratios, str(self.wrong)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
@@ -167,8 +175,11 @@ class Result:
         return {**fields, **self.samples.as_dict()}
 
 
-def candidate(name: str, arrays: Sequence[mx.nd.NDArray], collective: str) -> Candidate:
+def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: argparse.Namespace) -> Candidate:
     """Return the candidate ``name`` on one array per device."""
+    collective = options.collective
+    if name == NUMPY:
+        return _of_numpy(arrays, options.calls)
     if name.startswith("mxnet "):
         store = mx.kv.create(name.partition(" ")[2])
         store.init(0, arrays[0])
@@ -181,7 +192,36 @@ def candidate(name: str, arrays: Sequence[mx.nd.NDArray], collective: str) -> Ca
         for array in arrays:
             array.wait_to_read()
 
-    return Candidate(name, run, wait, mx.nd.waitall)
+    return Candidate(name, run, wait, mx.nd.waitall, options.calls)
+
+
+def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
+    """One pass of NumPy over the arrays' memory; half of a large array on a second thread."""
+    num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
+    first, *others = partition.slices(arrays[0].size, num_threads)
+    pool = ThreadPoolExecutor(max(1, len(others)))  # starts threads when it gets tasks
+    views: list[np.ndarray] = []
+
+    def prepare() -> None:
+        mx.nd.waitall()
+        views[:] = memory.views(arrays)
+
+    def run() -> None:
+        running = [pool.submit(_sum_blocks, views, part) for part in others]
+        _sum_blocks(views, first)
+        for future in running:
+            future.result()
+
+    return Candidate(NUMPY, run, prepare=prepare, calls=calls)
+
+
+def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
+    for start in range(part.start, part.stop, NUMPY_BLOCK):
+        total, *others = [view[start : min(start + NUMPY_BLOCK, part.stop)] for view in views]
+        for other in others:
+            np.add(total, other, out=total)
+        for other in others:
+            np.copyto(other, total)
 
 
 def zeros(options: argparse.Namespace, ctx: Sequence[mx.Context], size: int) -> list[mx.nd.NDArray]:
@@ -211,8 +251,9 @@ def measure_size(
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays, collective = zeros(options, ctx, size), options.collective
-    candidates = [candidate(name, arrays, collective) for name in names]
-    wrong = count_wrong(candidates, arrays, collective)
+    candidates = [candidate(name, arrays, options) for name in names]
+    once = [replace(each, calls=1) for each in candidates]
+    wrong = count_wrong(once, arrays, collective)
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0

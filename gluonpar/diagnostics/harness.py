@@ -39,22 +39,24 @@ T = TypeVar("T")
 class Candidate:
     """A function to be timed, under a name.
 
-    A sample is the time of ``run()`` and of ``wait()``, which returns when everything that ``run``
-    started has finished. ``prepare()`` is called before, and not timed.
+    A sample is the time of ``calls`` calls of ``run()`` and one of ``wait()``, which returns when
+    everything that ``run`` started has finished. ``prepare()`` is called before, and not timed.
     """
 
     name: str
     run: Callable[[], Any]
     wait: Callable[[], Any] = lambda: None
     prepare: Callable[[], Any] = lambda: None
+    calls: int = 1
 
     def sample(self) -> float:
-        """Prepare, run and wait; return the seconds of the last two."""
+        """Prepare, run and wait; return the seconds of the last two, per call of ``run``."""
         self.prepare()
         start = time.perf_counter()
-        self.run()
+        for _ in range(self.calls):
+            self.run()
         self.wait()
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / self.calls
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from gluonpar.diagnostics import bench
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_allreduce.py"
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")
 ON_CPU = ("--device", "cpu", *SMALL)
-OTHERS = ["mxnet device", "mxnet local"]
-HEADINGS = "name time iqr algbw busbw to_device wrong".split()
+OTHERS = ["mxnet device", "mxnet local", "numpy"]
+HEADINGS = "name time iqr algbw busbw to_device to_numpy wrong".split()
 
 
 @pytest.fixture
@@ -155,8 +155,8 @@ def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path):
     path = tmp_path / "bench.json"
     code, out, err = command(*ON_CPU, "--algorithms", "host", "--json", path)
     assert code == 130
-    assert [row["size"][0] for row in table(out)] == [4096] * 3
-    assert len(json.loads(path.read_text())["rows"]) == 3
+    assert [row["size"][0] for row in table(out)] == [4096] * 4
+    assert len(json.loads(path.read_text())["rows"]) == 4
     assert err[-1].endswith(": interrupted")
 
 
@@ -164,4 +164,4 @@ def test_ctrl_c_keeps_the_rows_so_far(command, monkeypatch, tmp_path):
 def test_it_runs_as_a_script():
     done = end(SCRIPT, *ON_CPU, "--algorithms", "ring")
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(table(done.stdout.splitlines())) == 2 * 3
+    assert len(table(done.stdout.splitlines())) == 2 * 4
