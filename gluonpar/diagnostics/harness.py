@@ -214,6 +214,8 @@ def conduct(
         complaints = measure(prepared, console, record)
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")
+        if console.failure:
+            parser.error(f"cannot print: {console.failure}")
         return 1 if complaints else 0
 
     return entry.run(parser.prog, work)
