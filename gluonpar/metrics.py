@@ -26,7 +26,7 @@ BATCHES_IN_FLIGHT = 4
 
 
 class DivergedError(FloatingPointError):
-    """The loss is no longer finite; the message names epoch, batch and learning rate."""
+    """The loss or a parameter is not finite, or the loss is too large; the message says where."""
 
 
 class ReplicasDifferError(AssertionError):

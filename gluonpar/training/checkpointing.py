@@ -21,7 +21,7 @@ from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
 
-# Fields that a resumed run must share with its checkpoint; the others may change.
+# Fields that a resumed run must share with its checkpoint, and whether it holds images out.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
 

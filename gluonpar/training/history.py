@@ -16,8 +16,8 @@ from gluonpar.checkpoint import files
 class Epoch:
     """Results of one epoch. ``seconds`` is its training time, without the evaluation after it.
 
-    ``lr`` is the learning rate. ``validation_accuracy`` is None unless the run
-    holds images out for early stopping.
+    ``lr`` is the learning rate. ``validation_accuracy`` is None unless the run holds images out for
+    early stopping.
     """
 
     epoch: int
