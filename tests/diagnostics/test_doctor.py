@@ -54,7 +54,8 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
     findings = json.loads(as_json.stdout)["findings"]
     assert {finding["topic"] for finding in findings} >= set(checks.CHECKS) - {"gpu"}
     for finding in findings:
-        assert f"{finding['topic']}: {finding['text']}\n" in text.stdout
+        if "other programs" not in finding["text"]:  # they change
+            assert f"{finding['topic']}: {finding['text']}\n" in text.stdout
 
 
 # Python, NumPy and MXNet
