@@ -111,33 +111,3 @@ def test_an_overflow_skips_the_update_and_nothing_else(accumulate):
         trainer.step(1)
     assert seen == [[np.inf, np.inf], [3.0, 3.0]]
     assert params[0].list_data()[1].asscalar() == -2
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "nag"])
-def test_training_goes_on_with_its_states_on_other_devices(optimizer):
-    found = []
-    for numbers in ([1, 2, 3, 1], [1, 1, 1, 1]):
-        params = weights([[1.0, 2.0]], 1)
-        trainer = Trainer(params, optimizer, {"learning_rate": 0.125})
-        for k in numbers:
-            params[0].reset_ctx(contexts(k))
-            give_grads(params, [[[2, 4], *np.zeros((k - 1, 2))]])
-            trainer.step(1)
-            trainer.check_replicas()
-        found.append([copy.asnumpy() for copy in params[0].list_data()])
-    np.testing.assert_allclose(*found, rtol=1e-6)
-
-
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "lamb", "lars", "lbsgd"])
-def test_float16_weights_that_are_set_stay_set(optimizer, k):
-    """With multi_precision an update begins with their float32 copy."""
-    params = weights([[1.0, 2.0]], k, dtype="float16")
-    trainer = Trainer(params, optimizer, {"learning_rate": 1e-4, "multi_precision": True})
-    for step in range(4):
-        if step == 2:
-            params[0].set_data(mx.nd.array([0.25, -8], dtype="float16"))
-        give_grads(params, [[1.0] * k])
-        trainer.step(k)
-    for copy in params[0].list_data():
-        np.testing.assert_allclose(copy.asnumpy(), [0.25, -8], rtol=0.02)
