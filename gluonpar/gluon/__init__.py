@@ -1,6 +1,5 @@
 """The Trainer for Gluon networks on several devices, and which of their gradients count."""
 
-from gluonpar.gluon import static_graphs  # noqa: F401 - it wraps a function of MXNet
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.gluon.update import check_draws_nothing  # noqa: F401 - for the other rooms
 

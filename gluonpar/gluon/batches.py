@@ -245,6 +245,31 @@ def _track_changed(change: Callable, param: gluon.Parameter, *args: Any) -> None
         track([param])
 
 
+_static_blocks: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()
+
+
+@private_fields.around(private_fields.BUILDS_GRAPH)
+def _keep_no_shared_arrays(build: Callable, block: gluon.HybridBlock, *args: Any) -> None:
+    """Make a block's graph; graphs that share parameters then keep no arrays of gradients.
+
+    In MXNet 1.9.1 a graph with ``static_shape`` keeps the arrays to which it first wrote. Two such
+    graphs, of two heads on one body, may keep the same array, and write to it in turn before MXNet
+    adds what both have written.
+    """
+    build(block, *args)
+    with tape.lock:
+        _static_blocks.add(block)
+        params = private_fields.static_params(block)
+        sharing = [
+            other
+            for other in _static_blocks
+            if not params.isdisjoint(private_fields.static_params(other))
+        ]
+        if len(sharing) > 1:
+            for each in sharing:
+                private_fields.keep_no_arrays(each)
+
+
 def ran_on(param: gluon.Parameter) -> list[bool]:
     """Return by device whether the last batch that wrote the parameter's gradient ran there."""
     grads = tracked[param]

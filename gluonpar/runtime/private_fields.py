@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from operator import attrgetter, methodcaller
-from typing import Any, Callable, Container, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -81,17 +81,9 @@ def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
     return {param for is_data, param in block._cached_op_args if not is_data}
 
 
-def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
-    """Make a block's graph anew, which takes the parameters ``as_data`` as inputs.
-
-    It does not keep the arrays of its inputs.
-    """
-    indices: dict[str, list[int]] = {"data_indices": [], "param_indices": []}
-    for i, (is_data, param) in enumerate(block._cached_op_args):
-        kind = "data_indices" if is_data or param in as_data else "param_indices"
-        indices[kind].append(i)
-    _, symbol = block._cached_graph
-    block._cached_op = mx.nd.CachedOp(symbol, [*indices.items(), *block._flags])
+def keep_no_arrays(block: gluon.HybridBlock) -> None:
+    """Make a block's graph anew, with all parameters as data, of which it keeps no arrays."""
+    block._cached_op = mx.nd.CachedOp(block._cached_graph[1], block._flags)
 
 
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
