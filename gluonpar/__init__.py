@@ -18,17 +18,11 @@ except ImportError as error:
         raise
     raise SystemExit(code) from None
 
-import importlib as _importlib
-import typing as _typing
-
 from gluonpar import cluster, metrics
-from gluonpar.adapters import (  # and kvstore='gluonpar' is registered with MXNet
-    Towers,
-    average_gradients,
-    make_parallel,
-)
+from gluonpar.adapters import Towers, average_gradients, make_parallel
 from gluonpar.batch_norm import SyncBatchNorm, run_tasks
 from gluonpar.collectives import allreduce, broadcast
+from gluonpar.diagnostics.verification import verify
 from gluonpar.gluon import Trainer
 from gluonpar.install import __version__
 from gluonpar.models.lenet import init_lenet, lenet
@@ -36,31 +30,21 @@ from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.sharding import split_and_load
 from gluonpar.step import allreduce_grads, train_batch
+from gluonpar.training import train
 
 # More names, for programs that use them from here; `as` says so to type checkers.
-from gluonpar.adapters import (
-    BatchProcessor as BatchProcessor,
-    DataLoader as DataLoader,
-    kvstore as kvstore,
-)
-from gluonpar.batch_norm import (
-    TaskError as TaskError,
-    average_statistics as average_statistics,
-    broadcast_statistics as broadcast_statistics,
-    set_num_devices as set_num_devices,
-)
-from gluonpar.checkpoint import (
-    export_onnx as export_onnx,
-    load_checkpoint as load_checkpoint,
-    save_checkpoint as save_checkpoint,
-)
-from gluonpar.collectives import (
-    all_gather as all_gather,
-    allreduce_many as allreduce_many,
-    explain as explain,
-    reduce as reduce,
-    reduce_scatter as reduce_scatter,
-)
+from gluonpar.adapters import BatchProcessor as BatchProcessor, DataLoader as DataLoader
+from gluonpar.adapters import kvstore as kvstore
+from gluonpar.batch_norm import TaskError as TaskError, set_num_devices as set_num_devices
+from gluonpar.batch_norm import average_statistics as average_statistics
+from gluonpar.batch_norm import broadcast_statistics as broadcast_statistics
+from gluonpar.checkpoint import export_onnx as export_onnx
+from gluonpar.checkpoint import load_checkpoint as load_checkpoint
+from gluonpar.checkpoint import save_checkpoint as save_checkpoint
+from gluonpar.collectives import all_gather as all_gather, reduce_scatter as reduce_scatter
+from gluonpar.collectives import allreduce_many as allreduce_many
+from gluonpar.collectives import explain as explain, reduce as reduce
+from gluonpar.diagnostics.verification import Wrong as Wrong
 from gluonpar.runtime.cached_op import operators as operators, traceable as traceable
 from gluonpar.sharding import split_samples as split_samples
 
@@ -68,22 +52,3 @@ __all__ = ["SyncBatchNorm", "Towers", "Trainer", "__version__", "allreduce", "al
 __all__ += ["average_gradients", "broadcast", "cluster", "get_params", "init_lenet", "lenet"]
 __all__ += ["make_parallel", "metrics", "run_tasks", "sgd", "split_and_load", "train"]
 __all__ += ["train_batch", "verify"]
-
-if _typing.TYPE_CHECKING:
-    from gluonpar.diagnostics.verification import Wrong as Wrong, verify as verify
-    from gluonpar.training.run import train as train
-else:  # imported when first asked for: a program with a loop of its own needs none of them
-    _MODULES = {
-        "Wrong": "gluonpar.diagnostics.verification",
-        "train": "gluonpar.training.run",
-        "verify": "gluonpar.diagnostics.verification",
-    }
-
-    def __getattr__(name: str):
-        if name not in _MODULES:
-            raise AttributeError(f"module 'gluonpar' has no attribute {name!r}")
-        value = globals()[name] = getattr(_importlib.import_module(_MODULES[name]), name)
-        return value
-
-    def __dir__() -> list:
-        return sorted({*globals(), *_MODULES})
