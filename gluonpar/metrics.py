@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import zlib
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -186,7 +186,7 @@ def accuracy(
     count.
 
     Raises ValueError for no images (with ``own_part``, on all ranks together), for labels or scores
-    of other shapes, and, without ``own_part``, on ranks that give different images: their number,
+    of other shapes, and, without ``own_part``, for ranks that give different images: their number,
     all labels and a few of the images are compared.
     """
     cluster.together(lambda: _check_labels(labels, len(images)))
@@ -218,23 +218,14 @@ def _check_labels(labels: np.ndarray, num_images: int) -> None:
 
 def _number_of_all_ranks(images: np.ndarray, labels: np.ndarray, own_part: bool) -> int:
     """Return the number of images; raise ValueError on all ranks if they differ but must not."""
-    checksums = None
+    facts: dict[str, Any] = {"own_part": own_part}
     if cluster.size() > 1 and not own_part:
         some = images[:: max(1, len(images) // _IMAGES_COMPARED)]
         arrays = [x.asnumpy() if isinstance(x, nd.NDArray) else x for x in (labels, some)]
         checksums = [zlib.crc32(np.ascontiguousarray(array).data) for array in arrays]
-    first, *others = facts = cluster.gather((own_part, len(images), checksums))
-    if all(is_part for is_part, *_ in facts):
-        return sum(number for _, number, _ in facts)
-    for rank, theirs in enumerate(others, 1):
-        if theirs != first:
-            raise ValueError(
-                "all ranks must give the same images, of which each evaluates its part, got "
-                f"{first[1]} with own_part={first[0]} on rank 0 and {theirs[1]} others with "
-                f"own_part={theirs[0]} on rank {rank}; if each rank gives its own part, all must "
-                "pass own_part=True"
-            )
-    return len(images)
+        facts["(number of images, checksums), without own_part=True"] = len(images), checksums
+    cluster.check_equal(facts)
+    return int(cluster.total(len(images))) if own_part else len(images)
 
 
 def _correct(scores: nd.NDArray, labels: nd.NDArray) -> nd.NDArray:

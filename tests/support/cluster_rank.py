@@ -688,7 +688,7 @@ def measured():
         assert accuracy(slice(ends[rank], ends[rank + 1]), own_part=True) == share, ends
     for part in (slice(4 * rank, 4 * rank + 1), slice(0, n - rank), none if rank else everything):
         refused_on_all(lambda part=part: accuracy(part), "own_part=True")
-    refused_on_all(lambda: accuracy(everything, own_part=rank == 0), "own_part=True on rank 0")
+    refused_on_all(lambda: accuracy(everything, own_part=rank == 0), "own_part is ")
     for own_part in (False, True):
         refused_on_all(lambda: accuracy(none, own_part=own_part), "at least 1 image, got 0")  # noqa: B023
     labels = labels[: n - (rank == 1)]
