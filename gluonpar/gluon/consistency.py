@@ -7,14 +7,11 @@ In each step the ranks also compare what the update depends on, and which values
 set.
 
 A parameter whose shape is not known yet is initialised in the first forward pass, and any parameter
-again with ``force_reinit``. Then rank 0's values must be there before they are used. MXNet has no
-hook for that; both call ``Parameter._init_impl``, which is replaced, in a job of several processes
-only.
+again with ``force_reinit``. Then rank 0's values must be there before they are used.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import weakref
@@ -143,7 +140,6 @@ def start_alike(params: Sequence[gluon.Parameter]) -> None:
     """
     if cluster.size() == 1:
         return
-    _initialise_alike()
     dense = [param for param in params if private_fields.stype(param) == "default"]
     _alike.update(dense)
     lists = map(private_fields.values, dense)
@@ -156,10 +152,8 @@ def _broadcast(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         Exchange([array.context for array in lists[0]]).broadcast(in_buckets(lists))
 
 
-@functools.lru_cache(None)
-def _initialise_alike() -> None:
-    @private_fields.around(private_fields.INITIALISES)
-    def initialise(original: Callable, param: gluon.Parameter, *args: Any, **kwargs: Any) -> None:
-        original(param, *args, **kwargs)
-        if param in _alike:
-            _broadcast([private_fields.values(param)])
+@private_fields.around(private_fields.INITIALISES)
+def _initialise(initialise: Callable, param: gluon.Parameter, *args: Any, **kwargs: Any) -> None:
+    initialise(param, *args, **kwargs)
+    if param in _alike:
+        _broadcast([private_fields.values(param)])

@@ -353,18 +353,16 @@ def _is_overridden(trainer: Trainer, name: str) -> bool:
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
     """Check the arguments of ``gluon.Trainer`` that gluonpar's has no use for."""
-    kind = getattr(kvstore, "type", kvstore)
-    if kind not in _KVSTORES:
-        raise ValueError(
-            f"kvstore must be one of {', '.join(map(repr, _KVSTORES))}, got {kind!r}; to train in "
-            "several processes, start them by mpirun, and leave kvstore out (docs/cluster.md)"
-        )
-    options = {"update_on_kvstore": update_on_kvstore, "compression_params": compression_params}
-    for name, given in options.items():
-        if given:
+    for name, given, allowed in (
+        ("kvstore", getattr(kvstore, "type", kvstore), _KVSTORES),
+        ("compression_params", compression_params, (None, {})),
+        ("update_on_kvstore", update_on_kvstore, (None, False)),
+    ):
+        if given not in allowed:
             raise ValueError(
-                f"{name} must be None, got {given!r}: gluonpar.Trainer updates on the devices, and "
-                "for float16 has compression='fp16'; for others use gluon.Trainer"
+                f"{name} must be {' or '.join(map(repr, allowed))}, got {given!r}; this Trainer "
+                "updates on the devices, has compression='fp16', and trains in several processes "
+                "if mpirun starts them (docs/cluster.md); for others use gluon.Trainer"
             )
 
 

@@ -198,10 +198,8 @@ class ShardedUpdate:
         for c in exchange.ctx:
             counts[c.device_id] = counts[0]
         self._updater.states_synced = dict.fromkeys(self._updater.states, False)
-        # For updates on every device: an Updater for each of the others, and by parameter the
-        # state that these have copies of.
+        # Of the devices but the first, for updates on every device.
         self._other_updaters = [Updater(self._optimizer) for _ in exchange.ctx[1:]]
-        self._copied_states: dict[int, Any] = {}
 
     def weights_were_set(self) -> None:
         """Compare, in the next update, each weight with its float32 copy, if it has one."""
@@ -258,20 +256,18 @@ class ShardedUpdate:
 
     def _update_on_all(self, copies: Copies) -> None:
         """Update one parameter on every device, the first one last."""
-        optimizer, states, i = self._optimizer, self._updater.states, copies.index
-        counts = private_fields.update_counts(optimizer)
-        is_copied = self._copied_states.get(i) is states.get(i)
+        first, i = self._updater, copies.index
+        counts = private_fields.update_counts(self._optimizer)
+        before = counts.get(i, self._optimizer.begin_num_update)
         for k, updater in enumerate(self._other_updaters, 1):
-            if not is_copied:  # the state was loaded, or is on other contexts now
+            if not first.states_synced.get(i):  # a state was loaded, or is on other contexts now
                 updater.states.pop(i, None)
-                if i in states:
-                    updater.states[i] = copy.deepcopy(states[i])
+                if i in first.states:
+                    updater.states[i] = copy.deepcopy(first.states[i])
                     updater.states_synced[i] = False
-            before = counts.get(i, optimizer.begin_num_update)
             self._update_on(k, updater, [copies])
             counts[i] = before  # a step counts once, however many devices there are
-        self._update_on(0, self._updater, [copies])
-        self._copied_states[i] = states[i]
+        self._update_on(0, first, [copies])
 
     def _update_in_one_pass(self, buckets: Sequence[ParamBucket]) -> None:
         """Update all copies by SGD, with the bits of MXNet's operators."""
