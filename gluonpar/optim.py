@@ -84,22 +84,6 @@ def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size
                     nd.multi_sgd_update(*arrays, out=arrays[::2], num_weights=n, **options)
 
 
-def may_fuse(
-    exchange: Exchange,
-    buckets: Sequence[replicas.ParamBucket] = (),
-    optimizer: mx.optimizer.Optimizer | None = None,
-) -> bool:
-    """Return whether :func:`reduce_update` can sum and update: on CPU contexts.
-
-    It has the bits of an ``optimizer`` of MXNet if that is SGD, of float32 ``buckets``.
-    """
-    of_optimizer = optimizer is None or (
-        type(optimizer) is mx.optimizer.SGD
-        and all(b.root is None or b.copies[0].grads[0].dtype == np.float32 for b in buckets)
-    )
-    return exchange.may_fuse and of_optimizer
-
-
 def reduce_update(
     exchange: Exchange,
     buckets: Sequence[replicas.ParamBucket],
@@ -107,9 +91,9 @@ def reduce_update(
 ) -> None:
     """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
 
-    Only where :func:`may_fuse`. In one process the sum and the update are one pass over memory.
-    With several the sums must be on each bucket's root already. ``rule_of(copies)`` returns the
-    rule that updates a parameter, and the states that the rule is given
+    For an exchange that ``may_fuse``. In one process the sum and the update are one pass over
+    memory. With several the sums must be on each bucket's root already. ``rule_of(copies)`` returns
+    the rule that updates a parameter, and the states that the rule is given
     (:class:`gluonpar.collectives.host.Update`).
     """
     alone = exchange.num_processes == 1

@@ -37,11 +37,6 @@ class Copies(NamedTuple):
     fresh: Sequence[bool] = ()
 
     @property
-    def stale(self) -> list[mx.nd.NDArray]:
-        """The gradients that must not count."""
-        return [grad for grad, fresh in zip(self.grads, self.fresh) if not fresh]
-
-    @property
     def counting(self) -> Sequence[mx.nd.NDArray]:
         """The gradients that count."""
         if all(self.fresh):
@@ -164,7 +159,9 @@ def buckets(
 
 def zero_stale(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
     """Set the gradients that must not count to zero; return all gradients, to be summed."""
-    memory.zero([grad for bucket in buckets for copies in bucket.copies for grad in copies.stale])
+    copies = [each for bucket in buckets for each in bucket.copies]
+    pairs = [pair for each in copies for pair in zip(each.grads, each.fresh)]
+    memory.zero([grad for grad, is_fresh in pairs if not is_fresh])
     return [bucket.grads for bucket in buckets]
 
 

@@ -143,7 +143,7 @@ def allreduce_sgd(
     ``batch_size`` is the number of samples, or the numbers of all ranks, which may be on their way.
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
-    if optim.may_fuse(exchange):
+    if exchange.may_fuse:
 
         def update(*arrays: np.ndarray) -> None:
             optim.rule(lr, 1.0 / _total(batch_size))(*arrays)

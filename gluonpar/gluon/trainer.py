@@ -119,7 +119,8 @@ class Trainer(gluon.Trainer):
         not positive and finite, and inside :meth:`no_sync`.
         """
         facts = self._rescale(batch_size)
-        if _is_overridden(self, "_allreduce_grads") or _is_overridden(self, "_update"):
+        names = "_allreduce_grads", "_update"  # which a subclass may override
+        if any(getattr(type(self), name) is not getattr(Trainer, name) for name in names):
             self._laid_out()
             cluster.check_equal_async(facts, self._identity.name)
             self._allreduce_grads()
@@ -128,7 +129,7 @@ class Trainer(gluon.Trainer):
         buckets = self._fresh_buckets(ignore_stale_grad, facts=facts)
         amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
         sums_are_read = amp or self._skip_nonfinite
-        fused = not sums_are_read and optim.may_fuse(self._exchange, buckets, self._optimizer)
+        fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
         sums_here = fused and self._exchange.num_processes == 1
         self._sum([b for b in buckets if b.root is None or not sums_here], on_all=amp)
         self._apply(buckets, fused)
@@ -344,11 +345,6 @@ class Trainer(gluon.Trainer):
                 self._sharded_update.apply(buckets, fused)
             batches.mark_used(self._params)
             self._has_summed = False
-
-
-def _is_overridden(trainer: Trainer, name: str) -> bool:
-    """Return whether a subclass of Trainer has a method of its own."""
-    return getattr(type(trainer), name) is not getattr(Trainer, name)
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:

@@ -206,10 +206,16 @@ class ShardedUpdate:
         for updater in (self._updater, *self._other_updaters):
             updater.weights_were_set()
 
+    def may_fuse(self, buckets: Sequence[ParamBucket]) -> bool:
+        """Return whether one pass over memory has the bits of MXNet's update: SGD, of float32."""
+        dtypes = {bucket.copies[0].grads[0].dtype for bucket in buckets if bucket.root is not None}
+        is_sgd = type(self._optimizer) is SGD
+        return self._exchange.may_fuse and is_sgd and dtypes <= {np.float32}
+
     def apply(self, buckets: Sequence[ParamBucket], fused: bool) -> None:
         """Update every bucket on its root, or on every device, and broadcast from the roots.
 
-        With ``fused`` (:func:`optim.may_fuse`) buckets with a root are updated in one pass over
+        With ``fused`` (:meth:`may_fuse`) buckets with a root are updated in one pass over
         memory, which in one process also sums their gradients.
         """
         on_all = [bucket for bucket in buckets if bucket.root is None]
