@@ -98,15 +98,9 @@ def reduce_update(
     """
     alone = exchange.num_processes == 1
     for bucket in buckets:
-        updates = [
-            host.Update(
-                each.counting if alone else [each.grads[bucket.root or 0]],
-                each.params,
-                *rule_of(each),
-            )
-            for each in bucket.copies
-        ]
-        host.update([each for each in updates if each.grads])
+        root = bucket.root or 0
+        pairs = [(each, each.counting if alone else [each.grads[root]]) for each in bucket.copies]
+        host.update([host.Update(g, each.params, *rule_of(each)) for each, g in pairs if g])
 
 
 def rule(

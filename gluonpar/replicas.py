@@ -73,7 +73,7 @@ class Replica(list):
         self._grads: dict[int, mx.nd.NDArray] = {}
 
     def grad(self, i: int) -> mx.nd.NDArray | None:
-        """Return the gradient of parameter i; MXNet makes a new array each time it is asked."""
+        """Return the gradient of parameter i, the same array each time, unlike ``self[i].grad``."""
         chunk, kept = memory.grad_chunk(self[i]), self._grads.get(i)
         if chunk is None or kept is None or memory.chunk(kept) != chunk:
             kept = self._grads[i] = self[i].grad

@@ -12,20 +12,21 @@ left, which must not count. What belongs to one batch is read from MXNet's tape
   written on one of its devices; its own recordings take along what they have written.
 - A gradient counts if its parameter's newest batch wrote it.
 
-MXNet's flags say which count: where a batch begins, the flags of other batches' gradients are
-cleared. With ``no_sync`` or ``grad_req='add'`` passes add to gradients: where these are sums over
-devices, to one of them. They are of no batch; what was written beside them is used with them. For
-``no_sync``, MXNet's ``'add'`` is not used: the backward of some operators overwrites the gradient
-all the same, and others write to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
+MXNet's flags say which gradients count: where a batch begins, the flags of other batches' gradients
+are cleared. With ``no_sync`` or ``grad_req='add'`` passes add to gradients, which are then of no
+batch. Where the gradients are sums over devices, passes add to the sum on one device. A batch that
+such a pass has written, too, is used when these gradients are. ``no_sync`` does without MXNet's
+``'add'``: with it the backward of some operators overwrites the gradient all the same, and others
+write to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
 
-Before the sum over devices ``list_grad()`` holds parts, and none is the gradient of the batch.
-Sums are made by a Trainer, or by the program, with :func:`gluonpar.allreduce` or
-``allreduce_many``. A program may clip and update by sums, and not by parts.
+Before the sum over devices ``list_grad()`` holds parts of the gradient. A Trainer sums them, or the
+program, by :func:`gluonpar.allreduce` or ``allreduce_many``. A program may clip and update by sums,
+not by parts.
 
 A rank without samples has no pass. Its gradients are of an earlier batch, and must not be added to
-other ranks' gradients. So ranks compare ages: each counts, for each parameter, the sums before its
-gradient was written, and how often it was written since. Both are the same on all ranks that had
-samples, whatever their devices, and less on ranks that had none.
+other ranks' gradients. So ranks compare ages of gradients: how many sums there had been when a
+gradient was written, and how often it has been written since. Both numbers are the same on all
+ranks that had samples, whatever their devices, and smaller on ranks that had none.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ from gluonpar.cluster import world
 from gluonpar.collectives import operations
 from gluonpar.runtime import memory, private_fields, tape
 
-# By id() of the first device's gradient, which may be another array's by now.
+# By id() of the first device's gradient; another array may have that id by now.
 _by_grad: weakref.WeakValueDictionary[int, Gradients] = weakref.WeakValueDictionary()
 tracked: weakref.WeakKeyDictionary[gluon.Parameter, Gradients] = weakref.WeakKeyDictionary()
 _num_sums = 0  # of gradients, over devices and ranks
 
 
 class _Batch:
-    """Gradients that count together; ``parts`` of other batches have been in this one."""
+    """Gradients that count together; some of ``parts`` may be of another batch by now."""
 
     numbers = itertools.count()
 
@@ -66,7 +67,7 @@ class _Batch:
 
 
 class _Part:
-    """What a recording has written of its batch, and on which devices."""
+    """The gradients of a batch that one recording has written, and on which devices."""
 
     def __init__(self) -> None:
         self.batch = _BEFORE
@@ -97,7 +98,7 @@ class Gradients:
         self.adds_always = param.grad_req == "add"
         self.batch = _BEFORE  # the batch that wrote last
         self.beside: set[_Batch] = set()  # batches of passes that have added to these gradients
-        self.wrote: list[_Part | None] = [None] * len(self.values)  # the part of a batch
+        self.wrote: list[_Part | None] = [None] * len(self.values)  # by device, last
         self.sum_on: Any = None  # if they are sums: the devices whose sums the next sum adds
         self._time, self._num_written = 0, [0] * len(self.values)  # the age
         _forget(self._names)
@@ -127,8 +128,8 @@ class Gradients:
         """Have ``list_grad()[i]`` be the array that backward has written, which may be another one.
 
         A graph with ``static_shape`` keeps writing to the array of its first pass, and MXNet makes
-        that the gradient. In a pass that adds several gradients it is an array of the pass; a
-        parameter that has been moved, or whose ``grad_req`` has changed, has another one, too.
+        that the gradient. So it does with a sum of several gradients in a pass. A parameter that
+        has been moved, or whose ``grad_req`` has changed, has another array, too.
         """
         written = self._written[i].value
         if written != self._chunks[i]:
@@ -260,11 +261,7 @@ def _keep_no_shared_arrays(build: Callable, block: gluon.HybridBlock, *args: Any
     with tape.lock:
         _static_blocks.add(block)
         params = private_fields.static_params(block)
-        sharing = [
-            other
-            for other in _static_blocks
-            if not params.isdisjoint(private_fields.static_params(other))
-        ]
+        sharing = [one for one in _static_blocks if params & private_fields.static_params(one)]
         if len(sharing) > 1:
             for each in sharing:
                 private_fields.keep_no_arrays(each)
@@ -356,11 +353,11 @@ def summands(
     of: str,
     facts: dict[str, Any] | None = None,
 ) -> tuple[list[list[bool]], list[bool]]:
-    """Return per parameter, by device, whether its gradient is added in the sum that comes next.
+    """Return per parameter which devices' gradients the next sum adds, and whether it adds any.
 
-    And per parameter, whether one is on some rank. All ranks call this before each sum, with the
-    same name ``of`` whose gradients these are, and the same ``facts``; gradients older than other
-    ranks' are not added. A rank that has new gradients of all parameters does not wait.
+    The former is for this rank, the latter for all. All ranks call this before each sum, with the
+    same Trainer's name ``of`` and the same ``facts``; gradients that are older than other ranks'
+    are not added. A rank that has new gradients of all parameters does not wait.
     """
     global _num_sums
     of_params = [tracked[param] for param in params]

@@ -1,13 +1,13 @@
 """What must be the same on all ranks of a job: a Trainer's parameters, options and initial values.
 
-Ranks find each other's gradients by the order of their calls alone. So each Trainer of a job has a
-number, in the order in which they are made, and a name, which has its first parameters' names. Its
-sums have this name, and a rank whose next sum is another Trainer's gets an error that names both.
-In each step the ranks also compare what the update depends on, and which values the program has
-set.
+Only the order of calls says which gradients of the ranks belong together. So the Trainers of a job
+are numbered in the order in which they are made, and each has a name of that number and its first
+parameters' names. Its sums have this name, and if two ranks' next sums are of different Trainers,
+an error names both. In each step the ranks also compare the values that the update depends on, and
+which parameters the program has set.
 
 A parameter whose shape is not known yet is initialised in the first forward pass, and any parameter
-again with ``force_reinit``. Then rank 0's values must be there before they are used.
+again with ``force_reinit``. It then gets rank 0's values at once, before they are used.
 """
 
 from __future__ import annotations

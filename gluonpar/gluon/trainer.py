@@ -26,7 +26,7 @@ _KVSTORES = (
 
 
 def _not_recorded(method: Callable) -> Callable:
-    """The method, in its Trainer's scope; autograd records nothing; there may be 0 dimensions."""
+    """Decorate a method: in its Trainer's scope, not recorded, on arrays of any dimensions."""
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -300,15 +300,9 @@ class Trainer(gluon.Trainer):
             raise ValueError("step() was called inside no_sync(); leave it first")
 
     def _fresh_buckets(
-        self,
-        ignore_stale_grad: bool,
-        summed: bool = False,
-        facts: dict[str, Any] | None = None,
+        self, ignore_stale_grad: bool, summed: bool = False, facts: dict[str, Any] | None = None
     ) -> list[ParamBucket]:
-        """The buckets to sum and update, or to update only if gradients are sums already.
-
-        ``facts`` are compared with other ranks' on the way, if gradients are no sums yet.
-        """
+        """Return :meth:`Layout.buckets`; before the first step, start all devices alike."""
         self._check_outside_no_sync()
         layout = self._laid_out()
         if not self._broadcast:  # as gluon.Trainer: running statistics, too
@@ -330,7 +324,7 @@ class Trainer(gluon.Trainer):
             self._mark_summed(buckets, on_all)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
-        """Note that gradients are sums; where passes add to them, one device's count."""
+        """Note that gradients are sums; passes that add, add to one device's."""
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
             batches.mark_summed(summed, 0 if on_all else bucket.root or 0)

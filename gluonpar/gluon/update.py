@@ -91,10 +91,10 @@ class Layout:
     """Which parameters with a gradient are in which bucket, and which device is its root, if any.
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
-    bucket. The buckets are summed by ``exchange``; with ``one_root`` device 0 is the root of all.
-    Without, buckets of row_sparse gradients have no root, and every device updates.
-    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed:
-    the parameters may be given others.
+    bucket. The buckets are summed by ``exchange``. With ``one_root`` device 0 is the root of all;
+    otherwise buckets of row_sparse gradients have no root, and every device updates its copies.
+    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed,
+    because the parameters may be given others.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class Layout:
     ) -> list[ParamBucket]:
         """Return the buckets, without parameters that backward reached on no device of any rank.
 
-        Gradients are still to be summed, and then all ranks must call this before each sum, and
-        compare ``facts``; or with ``summed`` they are sums, made by the program if ``by_program``.
+        With ``summed`` the gradients are sums, which the program has made if ``by_program``.
+        Otherwise all ranks must call this before each sum; they compare ``facts``.
         Unless ``ignore_stale_grad``, raises UserWarning if a parameter has no new gradient on any
         rank, or none on a device on which its own batch ran.
         """
