@@ -95,16 +95,14 @@ class LossMeter:
         of_batches = itertools.zip_longest(*of_ranks, fillvalue=(0.0, False))
         for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
             self.num_batches += 1
+            name = f"batch {self.num_batches}"
             batch_sum = sum(part for part, _ in parts)
             if not math.isfinite(batch_sum):
                 bad = [device for device, value in batch if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
-                raise DivergedError(
-                    f"the loss{where} became {batch_sum} in batch {self.num_batches}"
-                )
+                raise DivergedError(f"the loss{where} became {batch_sum} in {name}")
             if any(is_ruined for _, is_ruined in parts):
-                update = f"the update after batch {self.num_batches}"
-                raise DivergedError(f"the parameters became infinite or NaN in {update}")
+                raise DivergedError(f"parameters became infinite or NaN in the update after {name}")
             self.total += batch_sum
         self._unread.clear()
         return self.total / max(1, sum(numbers))
@@ -158,11 +156,9 @@ def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
     hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
     first, *rest = cluster.gather([*zip(names, hashes)])
     for rank, theirs in enumerate(rest, 1):
-        different = sorted({name for name, _ in {*first} ^ {*theirs}})
+        different = ", ".join(sorted({name for name, _ in {*first} ^ {*theirs}}))
         if different:
-            raise ReplicasDifferError(
-                f"{', '.join(different)} differ between rank 0 and rank {rank}"
-            )
+            raise ReplicasDifferError(f"{different} differ between rank 0 and rank {rank}")
 
 
 def accuracy(
@@ -201,12 +197,8 @@ def accuracy(
         for start in range(0, len(images), batch_size):
             batch = slice(start, start + batch_size)
             shards = split_and_load((images[batch], labels[batch]), list(ctx))
-            meter.add(
-                [
-                    _correct(model(X_shard, params), y_shard)
-                    for (X_shard, y_shard), params in zip(shards, device_params)
-                ]
-            )
+            pairs = zip(shards, device_params)
+            meter.add([_correct(model(X, params), y) for (X, y), params in pairs])
     return meter.read()
 
 

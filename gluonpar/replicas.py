@@ -70,14 +70,15 @@ class Replica(list):
     def __init__(self, params: Iterable[mx.nd.NDArray]) -> None:
         super().__init__(params)
         self.graphs: dict = {}  # by gluonpar.runtime.cached_op
-        self._grads: dict[int, mx.nd.NDArray] = {}
+        self._grads: dict[int, mx.nd.NDArray | None] = {}
 
-    def grad(self, i: int) -> mx.nd.NDArray | None:
-        """Return the gradient of parameter i, the same array each time, unlike ``self[i].grad``."""
-        chunk, kept = memory.grad_chunk(self[i]), self._grads.get(i)
-        if chunk is None or kept is None or memory.chunk(kept) != chunk:
-            kept = self._grads[i] = self[i].grad
-        return kept
+    def grads(self) -> list[mx.nd.NDArray | None]:
+        """Return each parameter's gradient, the same array each time, unlike ``param.grad``."""
+        for i, param in enumerate(self):
+            chunk, kept = memory.grad_chunk(param), self._grads.get(i)
+            if chunk is None or kept is None or memory.chunk(kept) != chunk:
+                self._grads[i] = param.grad
+        return [self._grads[i] for i in range(len(self))]
 
 
 def get_params(
@@ -123,13 +124,6 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             )
 
 
-def grads(params: Sequence[mx.nd.NDArray]) -> list[mx.nd.NDArray | None]:
-    """Return the gradient of each of one device's parameters; None for those without one."""
-    if isinstance(params, Replica):
-        return [*map(params.grad, range(len(params)))]
-    return [param.grad for param in params]
-
-
 def buckets(
     device_params: Sequence[Sequence[mx.nd.NDArray]],
     written: bool = False,
@@ -138,10 +132,13 @@ def buckets(
     """Return the parameters with a gradient in buckets, the last layers' first.
 
     With ``written`` only gradients count whose flags are set (:func:`memory.grad_flags`).
-    Raises ValueError if a parameter has a gradient on some devices only, gradients that differ, or
-    unless ``row_sparse`` a sparse one.
+    Raises ValueError if a parameter has a gradient on some devices only, for gradients that differ
+    in shape or dtype, and for sparse ones unless ``row_sparse``.
     """
-    of_devices = [grads(params) for params in device_params]
+    of_devices = [
+        params.grads() if isinstance(params, Replica) else [param.grad for param in params]
+        for params in device_params
+    ]
     trained = []
     for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
         without = [grad is None for grad in of_copies]

@@ -49,7 +49,7 @@ def split_and_load(
 
     Shard sizes differ by at most one, larger shards first, and no sample is dropped. With fewer
     samples than contexts there is one shard per sample, and the remaining contexts get none. In a
-    job of several processes a batch may have no samples, and then no shards.
+    job of several processes a batch may have no samples; then there are no shards.
     ``weights`` are the relative speeds of the devices, one positive finite number per context: then
     shard sizes are proportional to them (:func:`gluonpar.plans.partition.sizes`), but at
     least one, so shard i is still on ``ctx[i]``.

@@ -42,9 +42,9 @@ def train_batch(
     exchange their numbers.
 
     Returns one array of per-sample losses for each device that had samples, on that device. Nothing
-    waits, only reading a loss does; but processes that exchange their numbers, and have GPUs or
-    name an ``algorithm``, wait for the total before the update. From ``train_batch`` in Dive into
-    Deep Learning, 13.5.6.
+    waits, except that processes that exchange their numbers of samples wait for the total before
+    the update if they have GPUs or name an ``algorithm``. From ``train_batch`` in Dive into Deep
+    Learning, 13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
     ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
     """
@@ -93,8 +93,8 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     """Replace the gradients of every parameter by their sum over all devices, in place.
 
     ``device_params[i]`` are the parameters on one device (:func:`get_params`, or the arrays of a
-    Gluon network), and those at one index are copies of each other: of one shape and dtype, with
-    gradients on all devices or on none. They may be row_sparse. In a job of several processes
+    Gluon network). The arrays at one index are copies of each other: of one shape and dtype, with
+    gradients on all devices or on none. Gradients may be row_sparse. In a job of several processes
     the sum is over the devices of all of them, and all must call this.
 
     A gradient that backward has not written since the last call counts as zero: with fewer samples
@@ -140,7 +140,7 @@ def allreduce_sgd(
 ) -> None:
     """Sum the gradients over all devices, and update all copies of the parameters by SGD.
 
-    ``batch_size`` is the number of samples, or the numbers of all ranks, which may be on their way.
+    ``batch_size`` is the number of samples, or all ranks' numbers, which may not be known yet.
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
     if exchange.may_fuse:

@@ -203,9 +203,9 @@ class Trainer(gluon.Trainer):
 
         Call it before :meth:`update` or :meth:`step`. It sums the gradients if they are not sums
         yet, and takes the norm of the sums that will be used; pass ``max_norm * batch_size`` to
-        clip their mean. Returns the norm before, a float32 array of
-        shape (1,) on the first context, without waiting. Raises ValueError unless ``max_norm`` is
-        positive. Compare ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
+        clip their mean. Returns the norm before, a float32 array of shape (1,) on the first
+        context, without waiting. Raises ValueError unless ``max_norm`` is positive. Compare
+        ``gluon.utils.clip_global_norm``; Pascanu et al. 2013.
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
@@ -310,8 +310,7 @@ class Trainer(gluon.Trainer):
             if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
                 first = in_buckets([param.list_data() for param in self._params])
                 self._exchange.inside.broadcast(first)
-        by_program = not self._has_summed
-        buckets = layout.buckets(ignore_stale_grad, summed, by_program, facts)
+        buckets = layout.buckets(ignore_stale_grad, summed, not self._has_summed, facts)
         heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
         return buckets
 

@@ -204,7 +204,7 @@ class ShardedUpdate:
     def weights_were_set(self) -> None:
         """Compare, in the next update, each weight with its float32 copy, if it has one."""
         for updater in (self._updater, *self._other_updaters):
-            updater.weights_were_set()
+            updater.compared.clear()
 
     def may_fuse(self, buckets: Sequence[ParamBucket]) -> bool:
         """Return whether one pass over memory has the bits of MXNet's update: SGD, of float32."""
@@ -294,14 +294,10 @@ class Updater(mx.optimizer.Updater):
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer)
-        self._compared: set[int] = set()  # parameters that are their float32 copies, rounded
+        self.compared: set[int] = set()  # parameters that are their float32 copies, rounded
         # Besides the states: LBSGD has arrays of its own, and optimizers not of MXNet may.
         is_of_mxnet = optimizer_states.is_of_mxnet(optimizer)
         self._may_keep_arrays = not is_of_mxnet or isinstance(optimizer, LBSGD)
-
-    def weights_were_set(self) -> None:
-        """Renew, in the next update, the elements of float32 copies that are not the weights."""
-        self._compared.clear()
 
     def __call__(self, index: Sequence[int], grad: Sequence, weight: Sequence) -> None:
         """Update each ``weight`` by its ``grad``, in place."""
@@ -325,24 +321,23 @@ class Updater(mx.optimizer.Updater):
         optimizer, state = self.optimizer, self.states.get(i)
         if i not in self.states:
             state = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
-            self._compared.add(i)
+            self.compared.add(i)
         elif not self.states_synced[i]:
             state = self.sync_state_context(state, weight.context)
-            self._compared.discard(i)  # it may have been loaded
+            self.compared.discard(i)  # it may have been loaded
         if isinstance(optimizer, _WITH_MOMENTUM) and optimizer.momentum and _lacks(state):
             new = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
             state = _filled(state, new)
         self.states[i], self.states_synced[i] = state, True
-        if i not in self._compared:
-            self._compared.add(i)
+        if i not in self.compared:
+            self.compared.add(i)
             self._renew_copy(state, weight.as_nd_ndarray())
         return state
 
     def _renew_copy(self, state: Any, weight: mx.nd.NDArray) -> None:
         """Make float32 copies of the weights equal to them, where they do not round to them."""
-        if not (isinstance(state, (tuple, list)) and self.optimizer.multi_precision):
-            return
-        if weight.dtype != np.float16:
+        has_copy = isinstance(state, (tuple, list)) and self.optimizer.multi_precision
+        if not has_copy or weight.dtype != np.float16:
             return
         create = type(self.optimizer).create_state_multi_precision
         if create is Optimizer.create_state_multi_precision:
