@@ -221,7 +221,7 @@ class Trainer(gluon.Trainer):
 
     @cluster.in_scope
     def check_replicas(self) -> None:
-        """Wait for all parameters; raise metrics.ReplicasDiffer unless replicas are bit-identical.
+        """Wait for all parameters; raise ReplicasDifferError unless replicas are bit-identical.
 
         With several processes, all must call it, and their parameters are compared. Parameters
         without a gradient, such as running statistics, are not compared.
