@@ -33,6 +33,7 @@ from gluonpar.checkpoint.npz_file import Encoder, NotPlainError, decode
 from gluonpar.runtime import private_fields
 
 PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
+_PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
 # Attributes that are never loaded: the parameters; how many of them MXNet updates in one operator,
 # which reads past the end of its arrays if that is too large; the counts, which all devices share.
 _OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", "_index_update_count")
@@ -63,19 +64,31 @@ def load(
     With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate if it has no
     schedule. Otherwise the saved one goes on, with a UserWarning if the two differ.
 
-    The file of an optimizer that is not plain is read only if it is ``trusted``. Otherwise, or if
-    the file is missing, damaged or of ``gluon.Trainer``, raises ValueError and changes nothing.
+    A file of ``gluon.Trainer``, and one of an optimizer that is not plain, is read only if it is
+    ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
+    nothing.
     """
-    parse = functools.partial(prepare_restore, updater, params, trusted)
-    npz_file.parsed(files.read(path), parse, path)(keep_schedule)
+    content = files.read(path)
+    if not content.startswith(_PICKLE):
+        parse = functools.partial(prepare_restore, updater, params, trusted)
+        npz_file.parsed(content, parse, path)(keep_schedule)
+        return
+    try:
+        states, saved = _unpickled(content, trusted)
+        counts = dict(private_fields.update_counts(saved))
+        restore = _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
+    except Exception as error:  # of pickle, or of a class in the file
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
+    restore(keep_schedule)
 
 
 def _unpickled(content: bytes, trusted: bool) -> Any:
     """Return what is in a pickle, which can run any code; ValueError if it is not trusted."""
     if not trusted:
         raise ValueError(
-            "it has a pickle, of an optimizer of your own; reading it can run any code that is in "
-            "it. If you trust the file, pass trusted=True"
+            "it has a pickle, of gluon.Trainer or of an optimizer of your own; reading it can run "
+            "any code that is in it. If you trust the file, pass trusted=True"
         )
     return pickle.loads(content)  # noqa: S301
 

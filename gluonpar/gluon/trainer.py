@@ -252,9 +252,9 @@ class Trainer(gluon.Trainer):
         UserWarning; with ``keep_schedule`` the Trainer's own goes on, or its learning rate if it
         has none. Parameters are told apart by name, or by their order if the names are others.
 
-        An optimizer that was pickled can run any code, and is loaded only if it is ``trusted``.
-        Raises ValueError, with nothing changed, if the file is for another optimizer or other
-        parameters, or is missing, damaged or of ``gluon.Trainer``.
+        Files of ``gluon.Trainer``, and an optimizer that was pickled, can run any code, and are
+        read only if ``trusted``. Raises ValueError, with nothing changed, if the file is for
+        another optimizer or other parameters, or is missing or damaged.
         """
         optimizer_states.load(fname, self._updater, self._named_params(), trusted, keep_schedule)
 

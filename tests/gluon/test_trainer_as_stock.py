@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pickle
 
 import gluon_runs as runs
 import mxnet as mx
@@ -153,12 +154,40 @@ def test_the_first_step_copies_running_statistics_and_values_of_the_first_device
     assert len({*results[2][2]}) == 1 and len({*results[3][2]}) == 2
 
 
-def test_states_of_gluon_trainer_are_refused(tmp_path):
-    """They are a pickle, which can run any code."""
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "nag"])
+def test_states_of_gluon_trainer_go_on(tmp_path, optimizer):
+    """One step, its states into gluonpar's Trainer, two more steps; or all three in one."""
+    options = {"learning_rate": 0.5, "momentum": 0.9} if optimizer in ("sgd", "nag") else {}
+    results, path = [], str(tmp_path / "states")
+    for change in (False, True):
+        params = params_for()
+        trainer = gluon.Trainer(params, optimizer, dict(options), update_on_kvstore=False)
+        give_grads(params, GRADS[0])
+        trainer.step(2)
+        if change:
+            trainer.save_states(path)
+            trainer = Trainer(params, optimizer, dict(options))
+            trainer.load_states(path, trusted=True)
+        for grads in GRADS[1:]:
+            give_grads(params, grads)
+            trainer.step(2)
+        results.append(values(params))
+    for want, got in zip(*results):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_pickle_is_read_only_if_it_is_trusted(tmp_path):
     params, path = params_for(), str(tmp_path / "states")
     gluon.Trainer(params, "sgd", kvstore=None).save_states(path)
-    with pytest.raises(ValueError, match="states cannot be loaded: .*pickle"):
-        Trainer(params, "sgd").load_states(path, trusted=True)
+    trainer = Trainer(params, "sgd")
+    with pytest.raises(ValueError, match="pickle, of gluon.Trainer .*trusted=True"):
+        trainer.load_states(path)
+    trainer.load_states(path, trusted=True)
+    with pytest.raises(ValueError, match="of optimizer SGD, but this one is Adam"):
+        Trainer(params, "adam").load_states(path, trusted=True)
+    (tmp_path / "states").write_bytes(pickle.dumps({"no": "states"}))
+    with pytest.raises(ValueError, match="no file of gluon.Trainer.save_states"):
+        trainer.load_states(path, trusted=True)
 
 
 def overriding(kind, name):
