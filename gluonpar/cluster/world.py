@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import itertools
 import math
 import os
 import signal
@@ -25,17 +26,14 @@ from gluonpar.runtime import engine, interrupts, nccl, threads
 
 # The number of processes, as set by Open MPI's mpirun, and by the PMI of MPICH, Intel MPI and srun.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-# PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
+# PMIx (srun --mpi=pmix) sets only a rank; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI):
-# child processes inherit the environment, but are no ranks, or ranks of another job.
+# The id of the rank's process, the first that imports gluonpar, and the name of its job (Open MPI).
+# Child processes inherit the environment, but are no ranks, or ranks of another job.
 _PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
 _TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or printed that it has not
-# Variables of launchers without MPI: the number of processes, and a process's number among them.
-_WITHOUT_MPI = {
-    "srun": (_SLURM_TASKS, "SLURM_PROCID"),
-    "torchrun": ("WORLD_SIZE", "RANK"),
-}
+# Launchers without MPI, and their variables: the number of processes, and a process's number.
+_WITHOUT_MPI = ("srun", _SLURM_TASKS, "SLURM_PROCID"), ("torchrun", "WORLD_SIZE", "RANK")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
@@ -51,13 +49,13 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _rank_of_job(environment: Mapping[str, str]) -> str | None:
-    """Return the id of the process that is the rank, if one has imported gluonpar."""
+    """Return the id of the rank's process, if that has imported gluonpar."""
     pid, _, namespace = environment.get(_PID, "").partition(" ")
     return pid if pid and namespace == environment.get(_NAMESPACE, "") else None
 
 
 def _is_in_pool() -> bool:
-    """Return whether this process executes tasks of an MPIPoolExecutor, or gives them to others."""
+    """Return whether this process is a worker or the manager of an MPIPoolExecutor."""
     pools: Any = sys.modules.get("mpi4py.futures._core")
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if pools is None or not mpi.Is_initialized():
@@ -80,7 +78,7 @@ class World(NamedTuple):
     size: int
     mpi: Any  # the module mpi4py.MPI
     comm: Any
-    large_comm: Any  # the same, for picklable objects of more than 2 GiB, too
+    large_comm: Any  # the same, also for picklable objects of more than 2 GiB
     mpi_lock: threading.Lock
     detector: failures.FailureDetector
     one_machine: bool  # all ranks share its memory
@@ -89,18 +87,20 @@ class World(NamedTuple):
     messages: Messages
 
     def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
-        """Wait until all ranks are at operation ``number``, asleep: MPI would occupy a core.
+        """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
 
-        Returns [] if all have given the same, else what each has given. If only some are at the end
-        of their programs, the job ends.
+        Returns [] if all ranks have given the same call and facts, else those of each rank. Ends
+        the job if only some ranks are at the end of their programs.
         """
-        checksum, polls = zlib.crc32(f"{call} {facts}".encode()), 0
+        checksum = zlib.crc32(f"{call} {facts}".encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
-        while not self._test(request):
+        for polls in itertools.count():
+            with self.mpi_lock:
+                if request.Test():
+                    break
             time.sleep(_POLL_SECONDS if polls >= _POLLS_AT_ONCE else 0)
-            polls += 1
         if extremes[0] == -extremes[1]:  # the largest is the smallest
             return []
         with self.mpi_lock:
@@ -111,10 +111,6 @@ class World(NamedTuple):
             why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
             self.detector.abort_in_turn(why, calls.index(failures.ENDED))
         return given
-
-    def _test(self, request: Any) -> bool:
-        with self.mpi_lock:
-            return request.Test()
 
 
 _world: World | None = None  # after a fork, the parent's
@@ -135,7 +131,7 @@ def world() -> World | None:
     """Return the job that this process belongs to; None alone and inside :func:`local`.
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
-    and in a fork of a rank, ValueError if a time limit in the environment is invalid.
+    and in a fork of a rank, and ValueError for an invalid time limit in the environment.
     """
     return None if is_local() else _job()
 
@@ -165,14 +161,14 @@ def _job() -> World | None:
 def _tell_alone() -> None:
     """Print why this process computes alone, though a launcher has started several."""
     environment, line = os.environ, ""
-    pid, is_job = _rank_of_job(environment), _has_ranks(environment)
+    is_job, pid = _has_ranks(environment), _rank_of_job(environment)
     if is_job and pid is not None:
         line = (
-            f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}, "
-            "which has started it, and imported gluonpar before. If that was not meant, do not "
-            "import gluonpar there"
+            f"process {os.getpid()} is no rank and computes alone: process {pid}, which has "
+            "started it, imported gluonpar first and so is the rank. If this process is to be the "
+            "rank, do not import gluonpar there"
         )
-    for launcher, (size, number) in _WITHOUT_MPI.items():
+    for launcher, size, number in _WITHOUT_MPI:
         if not is_job and environment.get(size, "1") != "1" and environment.get(number) == "0":
             line = (
                 f"{launcher} has started {environment[size]} processes, but not as ranks of MPI: "
@@ -184,7 +180,7 @@ def _tell_alone() -> None:
 
 
 def _known_job() -> World | None:
-    """Return the job as :func:`world` does, and in a fork the parent's, if it was known there."""
+    """Return the result of :func:`world`; in a fork, the parent's job if the parent had joined."""
     return None if is_local() else _world or _job()
 
 
@@ -220,13 +216,13 @@ def is_main() -> bool:
 
 @contextlib.contextmanager
 def local() -> Iterator[None]:
-    """Within this context all of gluonpar is, for the calling thread, a program of one process.
+    """Make gluonpar a program of one process for the calling thread, within this context.
 
     :func:`rank` is 0 and :func:`size` 1, and nothing waits for other processes, so one rank may
-    enter it alone. What is made inside (a ``Trainer``, ``Towers``, ``LossMeter``,
-    ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also outside. What was
+    enter it alone. An object made inside (a ``Trainer``, ``Towers``, ``LossMeter``,
+    ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also outside. An object
     made outside raises RuntimeError inside, where it would communicate. Tasks of ``run_tasks`` are
-    inside if the call is; other threads are not.
+    inside if the call of ``run_tasks`` is; other threads are not.
 
     >>> with local():
     ...     rank(), size()
@@ -246,7 +242,7 @@ def is_local() -> bool:
 
 
 def scope() -> Callable[[], ContextManager[None]]:
-    """Return the context that an object made now enters in each call: local(), or outside it."""
+    """Return the context manager that an object made now enters in each call."""
     return local if is_local() else _outside
 
 
@@ -261,7 +257,7 @@ def _outside() -> Iterator[None]:
 
 
 def in_scope(method: Callable) -> Callable:
-    """Decorate a method of an object whose ``_scope`` is a :func:`scope`, which it then enters."""
+    """Decorate a method to enter ``self._scope()``, where ``_scope`` is a result of `scope`."""
 
     @functools.wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -282,8 +278,7 @@ def abort(why: str) -> None:
 
 
 def _start() -> World:
-    seconds = failures.time_limit()
-    most_seconds = failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
+    limits = failures.time_limit(), failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
     interrupts.end_at_crash()
     mpi, pkl5 = _initialized_mpi()
@@ -312,7 +307,7 @@ def _start() -> World:
         comm=comm,
         large_comm=pkl5.Intracomm(comm),
         mpi_lock=mpi_lock,
-        detector=failures.FailureDetector(mpi, comm_of_detector, names, seconds, most_seconds),
+        detector=failures.FailureDetector(mpi, comm_of_detector, names, *limits),
         one_machine=len(set(hosts)) == 1,
         nccl=len(gpus) == comm.size,
         local_rank=hosts[: comm.rank].count(own),
@@ -347,7 +342,7 @@ def _initialized_mpi() -> tuple[Any, Any]:
 
 
 def _leave(job: World) -> None:
-    """Wait for this rank's operators, and for the other ranks, as long as they respond."""
+    """Wait for this rank's operators, then for the other ranks, as long as they respond."""
 
     def meet() -> None:
         with job.detector.operation(failures.ENDED) as number:

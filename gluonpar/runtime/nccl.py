@@ -122,15 +122,12 @@ def only_gpu() -> str | None:
     return name.value.decode()
 
 
-def sum_over_ranks(
-    arrays: Sequence[mx.nd.NDArray], rank: int, num_ranks: int, broadcast: Callable
-) -> None:
+def sum_over_ranks(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
     """Sum arrays of one dtype on :func:`only_gpu` over all processes, in place, and wait.
 
-    Call it in an operator that writes ``arrays``. ``broadcast(value)`` returns rank 0's value.
+    Call it in an operator that writes ``arrays``. ``comm`` is mpi4py's communicator.
     """
-    join = functools.partial(_of_ranks, rank, num_ranks, broadcast)
-    dtype = np.dtype(arrays[0].dtype).name
+    dtype, join = np.dtype(arrays[0].dtype).name, functools.partial(_of_ranks, comm)
     _call("ncclAllReduce", [(array,) for array in arrays], dtype, (OPS["sum"],), join)
 
 
@@ -185,16 +182,14 @@ def _of_gpus(ids: tuple[int, ...]) -> dict[int, ctypes.c_void_p]:
     return dict(zip(ids, map(ctypes.c_void_p, made)))
 
 
-def _of_ranks(
-    rank: int, num_ranks: int, broadcast: Callable, ids: tuple[int]
-) -> dict[int, ctypes.c_void_p]:
+def _of_ranks(comm: Any, ids: tuple[int]) -> dict[int, ctypes.c_void_p]:
     """Return the only GPU's communicator for all processes."""
     if not _of_job:
         unique_id, made = _UniqueId(), ctypes.c_void_p()
-        if rank == 0:
+        if comm.rank == 0:
             _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
-        unique_id = _UniqueId.from_buffer_copy(broadcast(bytes(unique_id)))
-        _check(_library().ncclCommInitRank(ctypes.byref(made), num_ranks, unique_id, rank))
+        unique_id = _UniqueId.from_buffer_copy(comm.bcast(bytes(unique_id)))
+        _check(_library().ncclCommInitRank(ctypes.byref(made), comm.size, unique_id, comm.rank))
         _of_job[ids[0]] = made
     return _of_job
 
