@@ -17,7 +17,7 @@ from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, rank, world
-from gluonpar.runtime import device_threads, engine, memory, nccl, sparse_rows
+from gluonpar.runtime import device_threads, engine, memory, nccl
 
 PIECE_BYTES = 1 << 30  # the most in one message
 
@@ -69,13 +69,13 @@ def allreduce_rows(
     on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
 
     def run() -> None:
-        indices, rows = sparse_rows.read(on_host)
+        indices, rows = memory.read_rows(on_host)
         if num_devices is not None:
             rows = rows.astype("float32" if dtype == np.float16 else "float64") * num_devices
         how = indices, rows, compression == "fp16", num_devices or 1
         union, total, number = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how))
         total = total if num_devices is None else total / number
-        sparse_rows.write(on_host, union, total.astype(dtype, copy=False))
+        memory.write_rows(on_host, union, total.astype(dtype, copy=False))
 
     _push_operator(name, run, [on_host])
     if on_host is not array:
