@@ -92,15 +92,11 @@ class FailureDetector:
         if os.getpid() != self._pid or self._stop.is_set():  # in a fork, or after MPI.Finalize()
             return
         line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
-        self.abort_in_turn(f"failed: {line}")
-
-    def abort_in_turn(self, why: str, rank: int | None = None) -> None:
-        """Call :meth:`abort` where all ranks may call it: the lowest ends the job."""
-        time.sleep(self._turn_seconds())
-        self.abort(why, rank)
+        self.abort(f"failed: {line}")
 
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
+        time.sleep(min(self.comm.rank, 4) / 2)  # of several ranks the lowest ends the job
         name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
@@ -110,26 +106,19 @@ class FailureDetector:
         os.posix_spawn("/bin/sh", command, os.environ, file_actions=quiet, setsid=True)
         self._mpi.COMM_WORLD.Abort(FAILED)
 
-    def _turn_seconds(self) -> float:
-        """Return how many seconds to wait for a lower rank to end the job with the same line."""
-        return min(self.comm.rank, 4) / 2
-
     def _run(self) -> None:
         while not self._stop.wait(_TICK_SECONDS):
             for rank in self._partners:
                 if rank not in self._sent or self._sent[rank].Test():
                     self._sent[rank] = self.comm.isend(self._place, rank)
-            self._count(self._received())
+            self._receive()
             self._judge()
 
-    def _received(self) -> dict[int, _Place]:
-        """Return this rank's place, and the places received from its partners, by rank."""
-        status, places = self._mpi.Status(), {self.comm.rank: self._place}
+    def _receive(self) -> None:
+        """Receive the partners' places, and count half a second."""
+        status, received = self._mpi.Status(), {self.comm.rank: self._place}
         while self.comm.iprobe(status=status):
-            places[status.source] = self.comm.recv(source=status.source)
-        return places
-
-    def _count(self, received: dict[int, _Place]) -> None:
+            received[status.source] = self.comm.recv(source=status.source)
         for rank, before in self._places.items():
             self._places[rank] = received.get(rank, before)
             stays = self._places[rank] == before and before.where != _OUTSIDE
@@ -142,7 +131,7 @@ class FailureDetector:
         longest = max(waiting, key=self._stay.__getitem__)
         where, limit = self._places[longest].where, max(self._seconds, _ANSWER_SECONDS)
         for rank, silent in self._silent.items():
-            if min(silent, self._stay[longest]) >= limit + self._turn_seconds():
+            if min(silent, self._stay[longest]) >= limit:
                 self.abort(
                     f"has not responded for {limit:g} s (it is stopped, or its machine or "
                     f"network is down), and {where} waits for it",

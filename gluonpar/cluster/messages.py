@@ -21,7 +21,8 @@ class Messages:
     def __init__(self, mpi: Any, comm: Any, mpi_lock: threading.Lock) -> None:
         self.rank, self.size = comm.rank, comm.size
         self._mpi, self._comm, self._mpi_lock = mpi, comm, mpi_lock
-        self._to_send: collections.deque = collections.deque()  # (bytes, ranks)
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._to_send: collections.deque[bytes] = collections.deque()
         self._sent: list[tuple] = []  # (request, bytes, which must live as long)
         self._coming: list[tuple] = []  # (request, bytes, rank)
         self._wake, self._closed = threading.Event(), False
@@ -38,11 +39,9 @@ class Messages:
             self._handle, self._is_expected = handle, is_expected
             self._thread.start()
 
-    def send(self, message: Any, ranks: Any = None) -> None:
-        """Send ``message`` to ``ranks``, by default to all others; returns before it is sent."""
-        if ranks is None:
-            ranks = [rank for rank in range(self.size) if rank != self.rank]
-        self._to_send.append((self._mpi.pickle.dumps(message), ranks))
+    def send(self, message: Any) -> None:
+        """Send ``message`` to all other ranks; returns before it is sent."""
+        self._to_send.append(self._mpi.pickle.dumps(message))
         self.look()
 
     def look(self) -> None:
@@ -76,8 +75,8 @@ class Messages:
         byte, status = self._mpi.BYTE, self._mpi.Status()
         with self._mpi_lock:
             while self._to_send:
-                data, ranks = self._to_send[0]
-                self._sent += [(self._comm.Isend([data, byte], rank), data) for rank in ranks]
+                sent = self._to_send[0]
+                self._sent += [(self._comm.Isend([sent, byte], i), sent) for i in self._others]
                 self._to_send.popleft()
             while (message := self._comm.Improbe(status=status)) is not None:
                 data = bytearray(status.Get_count(byte))

@@ -107,20 +107,12 @@ def gather(value: Any, name: str = "gather") -> list:
 
 
 def broadcast_bytes(data: bytes | None) -> bytes:
-    """Return rank 0's ``data`` on all ranks; other ranks' is ignored. Waits for all processes.
-
-    >>> broadcast_bytes(b"all")
-    b'all'
-    """
+    """Return rank 0's ``data`` on all ranks; other ranks' is ignored. Waits for all processes."""
     return _wait("broadcast of bytes", data or b"", lambda job: job.large_comm.bcast(data))
 
 
 def gather_to_first(array: np.ndarray, name: str = "gather") -> list[np.ndarray]:
-    """Return on rank 0 every process's ``array``, by rank, and [] on the others; as `gather`.
-
-    >>> gather_to_first(np.arange(2))
-    [array([0, 1])]
-    """
+    """Return on rank 0 every process's ``array``, by rank, and [] on the others; as `gather`."""
     return _wait(name, [array], lambda job: job.large_comm.gather(array) or [])
 
 
@@ -304,10 +296,7 @@ def _wait(call: str, alone: Any, function: Callable[[World], Any]) -> Any:
 def _run(
     job: World, call: str, function: Callable[[], Any] = lambda: None, facts: dict | None = None
 ) -> Any:
-    """Wait until all ranks are at this call, then return ``function()``, which calls MPI.
-
-    Raises on all ranks RuntimeError if their calls differ, and ValueError if their ``facts`` do.
-    """
+    """Return ``function()``, which calls MPI, when all ranks are here with this call and facts."""
     with job.detector.operation(call) as number:
         given = job.meet(number, call, facts)
         if not given:

@@ -39,11 +39,7 @@ _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether an MPI launcher started this process as one of several.
-
-    >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
-    (True, False, False)
-    """
+    """Return whether an MPI launcher started this process as one of several."""
     is_child = _rank_of_job(environment) not in (None, str(os.getpid()))
     return _has_ranks(environment) and not is_child and not _is_in_pool()
 
@@ -109,7 +105,7 @@ class World(NamedTuple):
         if failures.ENDED in calls:
             waits = next(call for call in calls if call != failures.ENDED)
             why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
-            self.detector.abort_in_turn(why, calls.index(failures.ENDED))
+            self.detector.abort(why, calls.index(failures.ENDED))
         return given
 
 
@@ -190,14 +186,12 @@ def rank() -> int:
     >>> rank(), size()
     (0, 1)
     """
-    job = _known_job()
-    return job.rank if job else 0
+    return getattr(_known_job(), "rank", 0)
 
 
 def size() -> int:
     """Return the number of processes that train together; 1 without MPI and inside local()."""
-    job = _known_job()
-    return job.size if job else 1
+    return getattr(_known_job(), "size", 1)
 
 
 def local_rank() -> int:
@@ -205,8 +199,7 @@ def local_rank() -> int:
 
     For instance ``mx.gpu(local_rank())``, if every rank sees all GPUs of its host and uses one.
     """
-    job = _known_job()
-    return job.local_rank if job else 0
+    return getattr(_known_job(), "local_rank", 0)
 
 
 def is_main() -> bool:
