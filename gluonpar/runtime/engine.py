@@ -145,10 +145,7 @@ def _report_next() -> None:
 
 
 def _grow_list_of_errors() -> None:
-    """Make the engine's list of errors large before the first error; it never shrinks.
-
-    Reading the list while the engine moves it to larger memory would end the process.
-    """
+    """Make the engine's list of errors large: reading it while it is moved ends the process."""
     global _list_has_grown
     if _list_has_grown:
         return
@@ -241,13 +238,13 @@ def drain(report: bool = True) -> None:
 
     With ``report`` an error that no caller has received is printed, and the exit code becomes 1.
     """
-    running = has_started()
-    while running:
+    while has_started():
         pushed = list(_pending)
         _wait_for_all(report)
         for ticket in pushed:
             _pending.pop(ticket, None)
-        running = bool(_pending)
+        if not _pending:
+            return
 
 
 @atexit.register
@@ -262,11 +259,9 @@ def _end() -> None:
 
 
 def _before_fork() -> None:
-    """Wait until no worker runs Python code.
-
-    MXNet ends its workers before a fork, and Python holds the GIL during a fork: a worker that
-    needs the GIL, to run a function or to return from one, would never end.
-    """
+    """Wait until no worker runs Python code."""
+    # MXNet ends its workers before a fork, and Python holds the GIL during a fork: a worker that
+    # needs the GIL, to run a function or to return from one, would never end.
     if has_started():
         _wait_for_all()
         while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
@@ -289,10 +284,5 @@ def _after_fork() -> None:
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
-def _audit(event: str, _: tuple) -> None:
-    if event == "subprocess.Popen":
-        _before_fork()
-
-
 if sys.version_info < (3, 10):  # there subprocess forks without calling what is registered
-    sys.addaudithook(_audit)
+    sys.addaudithook(lambda event, _: _before_fork() if event == "subprocess.Popen" else None)

@@ -64,10 +64,7 @@ def whole(function: Callable) -> Callable:
 
 
 def _call_if_due() -> None:
-    """Call the handlers of the received signals, once for each signal, unless they must wait.
-
-    If a handler raises, the remaining handlers go on waiting.
-    """
+    """Call the handlers of the received signals, once for each signal, unless they must wait."""
     if not _depth or (_depth == _waits_at and len(_received) > 1):
         while _received:
             handler, number, frame = _received[0]
