@@ -65,10 +65,8 @@ _pinned_lock = threading.Lock()
 
 
 def _check_layout() -> None:
-    """Raise RuntimeError unless arrays are in memory as the structures above say.
-
-    Called when an array is first read: making one starts MXNet's engine, which an import must not.
-    """
+    """Raise RuntimeError unless arrays are in memory as the structures above say."""
+    # Not called by an import, because making an array starts MXNet's engine.
     global _layout_checked
     _layout_checked = True  # this function reads, too
     shape, ctx, dtype = (3, 2, 5, 7), mx.cpu(1), mx.nd.ndarray._DTYPE_NP_TO_MX[np.float16]
