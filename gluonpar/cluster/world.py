@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, Mapping
 
 import numpy as np
 
@@ -67,20 +67,54 @@ def _has_ranks(environment: Mapping[str, str]) -> bool:
     return _PMIX_RANK in environment and environment.get(_SLURM_TASKS) != "1"
 
 
-class World(NamedTuple):
+class World:
     """The processes of the job. A thread holds ``mpi_lock`` while it calls MPI on ``comm``."""
 
-    rank: int
-    size: int
-    mpi: Any  # the module mpi4py.MPI
-    comm: Any
-    large_comm: Any  # the same, also for picklable objects of more than 2 GiB
-    mpi_lock: threading.Lock
-    detector: failures.FailureDetector
-    one_machine: bool  # all ranks share its memory
-    nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
-    local_rank: int  # among the ranks on this host
-    messages: Messages
+    def __init__(self) -> None:
+        limits = failures.time_limit(), failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
+        interrupts.end_at_crash()
+        mpi, pkl5 = _initialized_mpi()
+        comm, *comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
+        if comm.size == 1:
+            raise RuntimeError(
+                "the launcher started several processes, but MPI sees one: mpi4py was built for "
+                f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
+            )
+        os.environ[_TOLD] = "1"
+        place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
+        places = comm.allgather(place)
+        self.mpi, self.mpi_lock = mpi, threading.Lock()
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.large_comm = pkl5.Intracomm(comm)  # also for picklable objects of more than 2 GiB
+        hosts = [host for host, *_ in places]
+        self.one_machine = len({*hosts}) == 1  # all ranks share its memory
+        self.local_rank = hosts[: comm.rank].count(place[0])  # among the ranks on this host
+        # There is NCCL, and each rank sees one GPU, which no other rank sees.
+        self.nccl = len({(host, gpu) for host, _, _, gpu in places if gpu}) == comm.size
+        # Divide each processor of this machine evenly among the ranks that may run on it.
+        here = [allowed for host, _, allowed, _ in places if host == place[0]]
+        share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in place[2])
+        share = min(share, (processors.quota() or math.inf) / len(here))
+        threads.limit(max(1, int(share + 1e-9)))
+        names = [f"rank {i} (pid {pid} on {host})" for i, (host, pid, *_) in enumerate(places)]
+        self.detector = failures.FailureDetector(mpi, comms[0], names, *limits)
+        self.messages = Messages(mpi, comms[1], self.mpi_lock)
+        # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
+        leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: self._leave())
+        mpi.COMM_SELF.Set_attr(leave, None)
+        atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
+
+    def _leave(self) -> None:
+        """Wait for this rank's operators, then for the other ranks, as long as they respond."""
+
+        def meet() -> None:
+            with self.detector.operation(failures.ENDED) as number:
+                self.meet(number, failures.ENDED)
+
+        engine.drain()
+        self.messages.close(meet)
+        self.detector.stop()
 
     def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
         """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
@@ -142,7 +176,7 @@ def _job() -> World | None:
     if _world is None and not _alone:
         if launched():
             with _starting:
-                _world = _world or _start()
+                _world = _world or World()
         else:
             _alone = True
             _tell_alone()
@@ -270,49 +304,6 @@ def abort(why: str) -> None:
         job.detector.abort(why)
 
 
-def _start() -> World:
-    limits = failures.time_limit(), failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
-    interrupts.end_at_crash()
-    mpi, pkl5 = _initialized_mpi()
-    comm, comm_of_detector, comm_of_messages = [mpi.COMM_WORLD.Dup() for _ in range(3)]
-    place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
-    places = comm.allgather(place)
-    if comm.size == 1:
-        raise RuntimeError(
-            "the launcher started several processes, but MPI sees one: mpi4py was built for "
-            f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
-        )
-    os.environ[_TOLD] = "1"
-    hosts, mpi_lock = [host for host, *_ in places], threading.Lock()
-    own = hosts[comm.rank]
-    # Divide each processor of this machine evenly among the ranks that may run on it.
-    here = [allowed for host, _, allowed, _ in places if host == own]
-    share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in os.sched_getaffinity(0))
-    share = min(share, (processors.quota() or math.inf) / len(here))
-    threads.limit(max(1, int(share + 1e-9)))
-    names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
-    gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
-    job = World(
-        rank=comm.rank,
-        size=comm.size,
-        mpi=mpi,
-        comm=comm,
-        large_comm=pkl5.Intracomm(comm),
-        mpi_lock=mpi_lock,
-        detector=failures.FailureDetector(mpi, comm_of_detector, names, *limits),
-        one_machine=len(set(hosts)) == 1,
-        nccl=len(gpus) == comm.size,
-        local_rank=hosts[: comm.rank].count(own),
-        messages=Messages(mpi, comm_of_messages, mpi_lock),
-    )
-    # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
-    leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave(job))
-    mpi.COMM_SELF.Set_attr(leave, None)
-    atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
-    return job
-
-
 def _initialized_mpi() -> tuple[Any, Any]:
     try:
         import mpi4py
@@ -332,15 +323,3 @@ def _initialized_mpi() -> tuple[Any, Any]:
             f"MPI must support threads at level {needed} (MULTIPLE), got {level}; use another MPI"
         )
     return MPI, pkl5
-
-
-def _leave(job: World) -> None:
-    """Wait for this rank's operators, then for the other ranks, as long as they respond."""
-
-    def meet() -> None:
-        with job.detector.operation(failures.ENDED) as number:
-            job.meet(number, failures.ENDED)
-
-    engine.drain()
-    job.messages.close(meet)
-    job.detector.stop()
