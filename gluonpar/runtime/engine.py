@@ -64,10 +64,8 @@ _tickets = itertools.count(1)
 
 
 def lock() -> threading.Condition:
-    """Return a lock that is free in a forked process, where the thread that held it is missing.
-
-    A fork waits for all operators, which may need the lock, so the fork cannot acquire it before.
-    """
+    """Return a lock that is free in a forked process, which lacks the thread that held it."""
+    # A fork cannot acquire it before: it waits for all operators, which may need the lock.
     made = threading.Condition()
     os.register_at_fork(after_in_child=functools.partial(threading.Condition.__init__, made))
     return made

@@ -79,10 +79,7 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 
 def widen() -> None:
-    """Give this thread a pool of 256 workspaces, unless the user has set another number.
-
-    Operators that have been pushed keep their workspaces.
-    """
+    """Give this thread's next operators 256 workspaces, unless the user has set another number."""
     if _SIZE_SET_BY_USER or getattr(_this_thread, "is_wide", False):
         return
     managers = [_manager()]  # this thread's, and a new thread's, which reads the variable

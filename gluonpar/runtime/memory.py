@@ -218,10 +218,7 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
 
 
 def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
-    """Return :func:`view` of each of ``arrays``, which have one size and dtype.
-
-    Raises ValueError for arrays on GPUs.
-    """
+    """Return :func:`view` of each of ``arrays``, of one size and dtype. ValueError for GPUs."""
     first = _fields(arrays[0])
     size, dtype, flat = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
     if not size:  # MXNet allocates no memory for them
@@ -306,9 +303,8 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     ``values`` for a GPU go through pinned memory, and this waits for the fourth last copy from
     there; ``mx.nd.array`` waits for its own copy.
     """
-    array = (mx.np if mx.util.is_np_array() else mx.nd).empty(
-        values.shape, dtype=values.dtype, ctx=ctx
-    )
+    empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty
+    array = empty(values.shape, dtype=values.dtype, ctx=ctx)
     if not values.size:
         return array
     if ctx.device_type != "gpu":
