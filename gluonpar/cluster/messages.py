@@ -24,7 +24,6 @@ class Messages:
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._to_send: collections.deque[bytes] = collections.deque()
         self._sent: list[tuple] = []  # (request, bytes, which must live as long)
-        self._coming: list[tuple] = []  # (request, bytes, rank)
         self._wake, self._closed = threading.Event(), False
         self._handle: Callable[[int, Any], None] = lambda rank, message: None
         self._is_expected: Callable[[], bool] = lambda: False
@@ -71,8 +70,8 @@ class Messages:
             sys.excepthook(*sys.exc_info())  # ends the job: see FailureDetector
 
     def _exchange(self) -> bool:
-        """Send and receive messages; return whether any is on its way."""
-        byte, status = self._mpi.BYTE, self._mpi.Status()
+        """Send and receive messages; return whether any is still to be sent."""
+        byte, status, received = self._mpi.BYTE, self._mpi.Status(), []
         with self._mpi_lock:
             while self._to_send:
                 sent = self._to_send[0]
@@ -80,11 +79,9 @@ class Messages:
                 self._to_send.popleft()
             while (message := self._comm.Improbe(status=status)) is not None:
                 data = bytearray(status.Get_count(byte))
-                self._coming.append((message.Irecv([data, byte]), data, status.source))
+                message.Recv([data, byte])
+                received.append((status.source, data))
             self._sent = [each for each in self._sent if not each[0].Test()]
-            come = [each[0].Test() for each in self._coming]
-        arrived = [each for each, has_come in zip(self._coming, come) if has_come]
-        self._coming = [each for each, has_come in zip(self._coming, come) if not has_come]
-        for _, data, rank in arrived:
+        for rank, data in received:
             self._handle(rank, self._mpi.pickle.loads(data))
-        return bool(self._to_send or self._sent or self._coming)
+        return bool(self._to_send or self._sent)

@@ -215,11 +215,7 @@ def _known_job() -> World | None:
 
 
 def rank() -> int:
-    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 alone.
-
-    >>> rank(), size()
-    (0, 1)
-    """
+    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 alone."""
     return getattr(_known_job(), "rank", 0)
 
 
