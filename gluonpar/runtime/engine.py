@@ -46,9 +46,7 @@ _finish_at = functools.lru_cache(None)(_CALLBACK)  # by address; MXNet has one s
 
 _cxx = ctypes.CDLL("libstdc++.so.6")
 _new_error = _cxx["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_error(const char*)
-_new_error.argtypes, _new_error.restype = [ctypes.c_void_p, ctypes.c_char_p], None
 _delete_error = _cxx["_ZNSt13runtime_errorD1Ev"]
-_delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 
 # The C++ guard of the engine's pool of operators: its first byte becomes 1 with the first push.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"

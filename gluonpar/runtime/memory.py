@@ -42,7 +42,6 @@ _TYPES = {
 }
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
-_reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
 
 # Of row_sparse arrays, whose only auxiliary array, number 0, has the indices of the rows.
 _INDICES = ctypes.c_size_t(0)
@@ -198,7 +197,7 @@ def num_bytes(array: mx.nd.NDArray) -> int:
 def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
     """Convert arrays that oneDNN has left in its own layout; call this as :func:`view`."""
     for array in arrays:
-        _reorder(chunk(array))
+        _reorder(ctypes.c_void_p(chunk(array)))
 
 
 def address(array: mx.nd.NDArray) -> int:
