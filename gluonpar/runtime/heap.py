@@ -1,9 +1,9 @@
 """The memory of operators on CPU contexts: glibc's heap, and each thread's pool of workspaces.
 
-From the first contexts that gluonpar is given, the heap keeps freed memory: to return the output of
-an operator would cost an mmap, page faults and an munmap in every step. The first steps free much
-that later steps do not need, such as initial values, so after some steps free memory is returned.
-Settings for glibc's heap in the environment are kept.
+From the first contexts that gluonpar is given, the heap keeps freed memory: returning an operator's
+output to the system would cost an mmap, page faults and an munmap in every step. The first steps
+free much that later steps do not need, such as initial values, so after some steps free memory is
+returned. Settings for glibc's heap in the environment are kept.
 
 The operators that a thread pushes on CPU contexts share its pool of workspaces, and wait until
 earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts often
