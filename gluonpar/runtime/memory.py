@@ -90,7 +90,9 @@ def _check_layout() -> None:
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
     """Return the array's shape, dtype and storage type."""
     fields = _fields(array)
-    return (_shape(array, fields), *_TYPES[fields[-2:]])
+    ndim = fields[1]
+    shape = fields[2 : 2 + ndim] if 0 <= ndim <= 4 else array.shape
+    return (shape, *_TYPES[fields[-2:]])
 
 
 def _fields(array: mx.nd.NDArray) -> tuple:
@@ -101,11 +103,6 @@ def _fields(array: mx.nd.NDArray) -> tuple:
 
 def _chunk_fields(array: mx.nd.NDArray) -> tuple:
     return _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(array)))
-
-
-def _shape(array: mx.nd.NDArray, fields: tuple) -> tuple[int, ...]:
-    ndim = fields[1]
-    return fields[2 : 2 + ndim] if 0 <= ndim <= 4 else array.shape
 
 
 def context(array: mx.nd.NDArray) -> mx.Context:
@@ -218,8 +215,8 @@ def view(array: mx.nd.NDArray) -> np.ndarray:
 
 def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     """Return :func:`view` of each of ``arrays``, of one size and dtype. ValueError for GPUs."""
-    first = _fields(arrays[0])
-    size, dtype, flat = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
+    shape, dtype, _ = kind(arrays[0])
+    size, flat = math.prod(shape), []
     if not size:  # MXNet allocates no memory for them
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
