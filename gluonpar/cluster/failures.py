@@ -1,7 +1,7 @@
-"""How a job ends when one of its ranks cannot go on, and what is printed when one is late.
+"""The failure detector: ends a job when a rank has failed, and names ranks that are late.
 
-A rank that is killed ends the job, through its launcher. But MPI waits for ever for a rank that
-does not come to a collective, and does nothing about an exception: see :class:`FailureDetector`.
+When a rank is killed, the launcher ends the job. But MPI waits for ever for a rank that does not
+come to a collective, and an exception in one rank does not end the others.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ ENDED = "the end of the program"
 HAS_ENDED = "has ended its program"
 _TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS = 0.5, 2.0, 5.0
 _OUTSIDE = "outside gluonpar's collectives"
-# mpirun, told to end the job, waits for a host that is cut off until TCP gives up, a quarter of an
-# hour: this kills it after 10 s. The ranks end with it.
+# After MPI_Abort mpirun waits for an unreachable host until TCP gives up, for a quarter of an hour.
+# This kills mpirun after 10 s, and the ranks with it.
 _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
 
 
 def time_limit(name: str = "GLUONPAR_TIMEOUT", default: float = 20.0) -> float:
-    """Return the number of seconds in an environment variable, at least 2, or ``default``.
-
-    After GLUONPAR_TIMEOUT a rank that does not respond ends the job, and a late one is named; after
-    GLUONPAR_STALL_TIMEOUT (default: never) a late one ends the job, too.
-    """
+    """Return the number of seconds in an environment variable, at least 2, or ``default``."""
     value = os.environ.get(name, str(default))
     with contextlib.suppress(ValueError):
         if float(value) >= 2:
@@ -38,8 +34,6 @@ def time_limit(name: str = "GLUONPAR_TIMEOUT", default: float = 20.0) -> float:
 
 
 class _Place(NamedTuple):
-    """Where a rank is."""
-
     number: int  # of collectives begun
     where: str  # the present collective, ENDED or _OUTSIDE
 
@@ -47,13 +41,14 @@ class _Place(NamedTuple):
 class FailureDetector:
     """Ends the job with one line on stderr after an exception, and if a rank does not respond.
 
-    Twice a second, a thread of each rank sends rank 0 the place of its rank, and rank 0's thread
-    sends all ranks the place of rank 0. Rank 0 watches over all ranks, and they watch over rank 0.
-    Each counts half seconds in which it runs itself, so time in which the process is stopped does
-    not count. While a rank waits in a collective, the job (all processes on all hosts) ends, by
-    ``MPI_Abort``, if another rank has ended, or has sent nothing for ``seconds``. A rank that sends
-    is waited for, up to ``most_seconds``, and named by a line after ``seconds``. Only this object
-    uses ``comm``.
+    Twice a second a thread of each rank sends a heartbeat, the rank's place, to rank 0, and rank 0
+    sends its own to all. Rank 0 watches all ranks, and they watch rank 0. Each counts the half
+    seconds in which it runs itself, so time in which its process is stopped does not count.
+
+    While a rank waits in a collective, the job (all processes on all hosts) ends, by ``MPI_Abort``,
+    if another rank has ended its program, or has sent nothing for ``seconds``. A late rank that
+    sends heartbeats is named on stderr after ``seconds``, and ends the job after ``most_seconds``.
+    Only this object uses ``comm``.
     """
 
     def __init__(
@@ -64,8 +59,8 @@ class FailureDetector:
         self._pid, self._place = os.getpid(), _Place(0, _OUTSIDE)
         self._partners = range(1, comm.size) if comm.rank == 0 else [0]
         self._sent: dict[int, Any] = {}  # by rank: the request, which must live as long as its data
-        # By rank, for this one and its partners: the place, for how long it has been the same one
-        # in a collective, and for how long nothing has come from the rank.
+        # By rank, for this one and its partners: the place, for how many seconds it has been the
+        # same place in a collective, and for how many seconds nothing has come from the rank.
         self._places = {rank: self._place for rank in (comm.rank, *self._partners)}
         self._stay = dict.fromkeys(self._places, 0.0)
         self._silent = dict.fromkeys(self._places, 0.0)
@@ -77,7 +72,7 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def operation(self, name: str) -> Iterator[int]:
-        """Watch over the collective ``name``, or ENDED, while it waits. Yields its number."""
+        """Say in the heartbeats that this rank is in collective ``name``; yields its number."""
         number = self._place.number + 1
         where = name if name == ENDED else f"operation {number} ({name})"
         self._place = _Place(number, where)
@@ -97,15 +92,11 @@ class FailureDetector:
         if os.getpid() != self._pid or self._stop.is_set():  # in a fork, or after MPI.Finalize()
             return
         line = traceback.format_exception_only(kind, error)[-1].strip().splitlines()[-1]
-        self.abort_in_turn(f"failed: {line}")
-
-    def abort_in_turn(self, why: str, rank: int | None = None) -> None:
-        """:meth:`abort`, where all ranks may call it: the lowest ends the job."""
-        time.sleep(self._turn_seconds())
-        self.abort(why, rank)
+        self.abort(f"failed: {line}")
 
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
+        time.sleep(min(self.comm.rank, 4) / 2)  # of several ranks the lowest ends the job
         name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
@@ -115,27 +106,19 @@ class FailureDetector:
         os.posix_spawn("/bin/sh", command, os.environ, file_actions=quiet, setsid=True)
         self._mpi.COMM_WORLD.Abort(FAILED)
 
-    def _turn_seconds(self) -> float:
-        """Return how long this rank waits for a lower one to end the job with the same line."""
-        return min(self.comm.rank, 4) / 2
-
     def _run(self) -> None:
         while not self._stop.wait(_TICK_SECONDS):
             for rank in self._partners:
                 if rank not in self._sent or self._sent[rank].Test():
                     self._sent[rank] = self.comm.isend(self._place, rank)
-            self._count(self._received())
+            self._receive()
             self._judge()
 
-    def _received(self) -> dict[int, _Place]:
-        """Return this rank's place, and the places that have come from its partners."""
-        status, places = self._mpi.Status(), {self.comm.rank: self._place}
+    def _receive(self) -> None:
+        """Receive the partners' places, and count half a second."""
+        status, received = self._mpi.Status(), {self.comm.rank: self._place}
         while self.comm.iprobe(status=status):
-            places[status.source] = self.comm.recv(source=status.source)
-        return places
-
-    def _count(self, received: dict[int, _Place]) -> None:
-        """Count half a second."""
+            received[status.source] = self.comm.recv(source=status.source)
         for rank, before in self._places.items():
             self._places[rank] = received.get(rank, before)
             stays = self._places[rank] == before and before.where != _OUTSIDE
@@ -143,24 +126,24 @@ class FailureDetector:
             self._silent[rank] = 0.0 if rank in received else self._silent[rank] + _TICK_SECONDS
 
     def _judge(self) -> None:
-        """End the job, or name late ranks, if the rank that has waited longest waits in vain."""
+        """End the job, or name late ranks, for the rank that has waited longest."""
         waiting = [rank for rank, silent in self._silent.items() if silent < _SILENT_SECONDS]
         longest = max(waiting, key=self._stay.__getitem__)
         where, limit = self._places[longest].where, max(self._seconds, _ANSWER_SECONDS)
         for rank, silent in self._silent.items():
-            if min(silent, self._stay[longest]) >= limit + self._turn_seconds():
+            if min(silent, self._stay[longest]) >= limit:
                 self.abort(
                     f"has not responded for {limit:g} s (it is stopped, or its machine or "
                     f"network is down), and {where} waits for it",
                     rank,
                 )
-        # Other ranks may go on as long as they like after the end of one's program.
+        # A rank that has reached the end of its program waits for the others without a limit.
         waiting = [rank for rank in waiting if self._places[rank].where != ENDED]
         if self.comm.rank or not waiting:
             return
         longest = max(waiting, key=self._stay.__getitem__)
         (number, where), seconds = self._places[longest], self._stay[longest]
-        if seconds < 2 * _TICK_SECONDS:  # all may have come, and not have sent it yet
+        if seconds < 2 * _TICK_SECONDS:  # all ranks may be there, and may not have sent it yet
             return
         late = {
             rank: place

@@ -1,7 +1,4 @@
-"""Messages from rank to rank, which may be sent and received in any order.
-
-Collectives run in one order on all ranks, and each keeps a thread while it waits for the others.
-"""
+"""Messages between ranks in any order. Collectives have one order, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -11,22 +8,22 @@ import threading
 import time
 from typing import Any, Callable
 
-_POLL_SECONDS = 50e-6  # while a message is expected, or on its way
-_IDLE_SECONDS = 0.5  # at most, before messages that nothing waits for are received
+_POLL_SECONDS = 50e-6  # between two looks for messages while one is expected, or on its way
+_IDLE_SECONDS = 0.5  # between two looks otherwise
 
 
 class Messages:
-    """Sends picklable objects to other ranks, and calls a function with each that comes.
+    """Sends picklable objects to other ranks, and calls a function with each one received.
 
-    A thread does both: only it uses ``comm``. ``mpi_lock`` is held while MPI is called.
+    One thread does both, the only one that uses ``comm``. It holds ``mpi_lock`` while it calls MPI.
     """
 
     def __init__(self, mpi: Any, comm: Any, mpi_lock: threading.Lock) -> None:
         self.rank, self.size = comm.rank, comm.size
         self._mpi, self._comm, self._mpi_lock = mpi, comm, mpi_lock
-        self._to_send: collections.deque = collections.deque()  # (bytes, ranks)
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._to_send: collections.deque[bytes] = collections.deque()
         self._sent: list[tuple] = []  # (request, bytes, which must live as long)
-        self._coming: list[tuple] = []  # (request, bytes, rank)
         self._wake, self._closed = threading.Event(), False
         self._handle: Callable[[int, Any], None] = lambda rank, message: None
         self._is_expected: Callable[[], bool] = lambda: False
@@ -35,21 +32,19 @@ class Messages:
     def start(self, handle: Callable[[int, Any], None], is_expected: Callable[[], bool]) -> None:
         """From now on call ``handle(rank, message)`` with messages, on the thread, without a lock.
 
-        ``is_expected()`` is whether something waits for one. Only the first call has an effect.
+        ``is_expected()`` returns whether a message is expected. Only the first call has an effect.
         """
         if self._thread.ident is None:  # not started yet
             self._handle, self._is_expected = handle, is_expected
             self._thread.start()
 
-    def send(self, message: Any, ranks: Any = None) -> None:
-        """Have ``message`` sent to ``ranks``, by default all others; returns at once."""
-        if ranks is None:
-            ranks = [rank for rank in range(self.size) if rank != self.rank]
-        self._to_send.append((self._mpi.pickle.dumps(message), ranks))
+    def send(self, message: Any) -> None:
+        """Send ``message`` to all other ranks; returns before it is sent."""
+        self._to_send.append(self._mpi.pickle.dumps(message))
         self.look()
 
     def look(self) -> None:
-        """Have the thread look for messages, because one is expected now."""
+        """Wake the thread, because a message is expected now."""
         self._wake.set()
 
     def close(self, barrier: Callable[[], Any]) -> None:
@@ -75,20 +70,18 @@ class Messages:
             sys.excepthook(*sys.exc_info())  # ends the job: see FailureDetector
 
     def _exchange(self) -> bool:
-        """Send what is to be sent, receive what has come; return whether any is on its way."""
-        byte, status = self._mpi.BYTE, self._mpi.Status()
+        """Send and receive messages; return whether any is still to be sent."""
+        byte, status, received = self._mpi.BYTE, self._mpi.Status(), []
         with self._mpi_lock:
             while self._to_send:
-                data, ranks = self._to_send[0]
-                self._sent += [(self._comm.Isend([data, byte], rank), data) for rank in ranks]
+                sent = self._to_send[0]
+                self._sent += [(self._comm.Isend([sent, byte], i), sent) for i in self._others]
                 self._to_send.popleft()
             while (message := self._comm.Improbe(status=status)) is not None:
                 data = bytearray(status.Get_count(byte))
-                self._coming.append((message.Irecv([data, byte]), data, status.source))
+                message.Recv([data, byte])
+                received.append((status.source, data))
             self._sent = [each for each in self._sent if not each[0].Test()]
-            come = [each[0].Test() for each in self._coming]
-        arrived = [each for each, has_come in zip(self._coming, come) if has_come]
-        self._coming = [each for each, has_come in zip(self._coming, come) if not has_come]
-        for _, data, rank in arrived:
+        for rank, data in received:
             self._handle(rank, self._mpi.pickle.loads(data))
-        return bool(self._to_send or self._sent or self._coming)
+        return bool(self._to_send or self._sent)

@@ -1,6 +1,6 @@
-"""How an array is summed over ranks by MPI; figures in docs/cluster.md.
+"""Sums of an array over ranks, by MPI; measured in docs/performance.md.
 
-All ranks end with the same bits, because one rank, or MPI, adds each element.
+All ranks end with the same bits, because each element is added by one rank, or by MPI.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import numpy as np
 from gluonpar.cluster.world import World
 from gluonpar.plans import COMBINE
 
-BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between its arrival and the addition
-BLOCKS_FROM_BYTES = 1 << 23
+BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between receiving and adding
+BLOCKS_FROM_BYTES = 1 << 23  # of arrays that ranks of one machine send in blocks
 
 
 def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = False) -> None:
-    """Replace ``flat``, one-dimensional, by its ``op`` over all ranks; ``job.mpi_lock`` is held.
+    """Replace the one-dimensional ``flat`` by its ``op`` over all ranks; hold ``job.mpi_lock``.
 
-    ``op`` is 'sum', 'max' or 'min'. float16, and with ``as_float16`` any float, is sent as float16
-    and added in float32. Integers wrap around; a sum of bools is whether any is true, as in NumPy.
+    ``op`` is 'sum', 'max' or 'min'. float16, and with ``as_float16`` every float dtype, is sent as
+    float16 and added in float32. Integers wrap around; a sum of bools is whether any is true.
     """
     wire = np.dtype(np.float16) if as_float16 and flat.dtype.kind == "f" else flat.dtype
     as_mpi = op == "sum" and wire != np.float16
@@ -30,37 +30,35 @@ def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = 
         job.comm.Allreduce(job.mpi.IN_PLACE, flat)
 
 
+@np.errstate(over="ignore")  # larger values become infinite
 def allreduce_rows(
     job: World, indices: np.ndarray, rows: np.ndarray, as_float16: bool = False, number: int = 1
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the union of all ranks' indices, the sums of their rows, and the sum of ``number``.
 
-    ``indices`` are int64 and rising, ``rows`` (n, size) one for each; both may be empty. Rows are
-    added in the order of the ranks; else as :func:`allreduce`.
+    ``indices`` (n,) are int64 and rising, ``rows`` are (n, size); n may be 0. Rows are added in the
+    order of the ranks, otherwise as by :func:`allreduce`.
     """
     wire = np.dtype(np.float16) if as_float16 and rows.dtype.kind == "f" else rows.dtype
-    with np.errstate(over="ignore"):
-        sent = np.ascontiguousarray(rows.astype(wire, copy=False))
     counts, numbers = zip(*job.comm.allgather((len(indices), number)))
     of_ranks = np.empty(sum(counts), np.int64)
     received = np.empty((sum(counts), rows.shape[1]), wire)
-    for own, every in ((np.ascontiguousarray(indices), of_ranks), (sent, received)):
+    for own, every in ((indices, of_ranks), (rows, received)):
         row = job.mpi.BYTE.Create_contiguous(every.itemsize * every[:1].size or 1).Commit()
-        job.comm.Allgatherv([own, len(indices), row], [every, [*counts], row])
+        sent = np.ascontiguousarray(own, every.dtype)
+        job.comm.Allgatherv([sent, len(indices), row], [every, [*counts], row])
         row.Free()
     union = np.unique(of_ranks)
     wide = np.float32 if wire == np.float16 else wire
     total, ends = np.zeros((len(union), rows.shape[1]), wide), np.cumsum(counts)[:-1]
     for some, values in zip(np.split(of_ranks, ends), np.split(received, ends)):
         total[np.searchsorted(union, some)] += values
-    with np.errstate(over="ignore"):
-        total = total.astype(wire, copy=False).astype(rows.dtype, copy=False)
-    return union, total, sum(numbers)
+    return union, total.astype(wire).astype(rows.dtype, copy=False), sum(numbers)
 
 
 def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
     """Reduce-scatter block by block, then all-gather, each rank directly with each other."""
-    # MPI's own reduction receives a whole part and reads it from memory again to add it.
+    # MPI's own reduction receives a whole part, and reads it from memory again to add it.
     parts = np.array_split(flat, job.size)
     own, block = parts[job.rank], max(1, BLOCK_BYTES // flat.itemsize)
     received = np.empty(block, flat.dtype)
@@ -74,26 +72,21 @@ def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
         job.comm.Sendrecv(own, to, 0, parts[source], source, 0)
 
 
+@np.errstate(over="ignore")
 def _allreduce_in_parts(job: World, flat: np.ndarray, wire: np.dtype, op: str) -> None:
-    """Reduce-scatter and all-gather of bits, as MPI has no float16, and orders NaN in no way.
-
-    float16 is added in float32; larger sums become infinite.
-    """
+    """Reduce-scatter and all-gather of bits: MPI has no float16, and its order of NaN is open."""
     sent, bits = flat.astype(wire, copy=False), f"u{wire.itemsize}"
     counts = [part.size for part in np.array_split(sent, job.size)]
     own = counts[job.rank]
     received = np.empty((job.size, own), wire)
     job.comm.Alltoallv([sent.view(bits), counts], [received.view(bits), [own] * job.size])
-    result = received[0].astype(np.float32 if wire == np.float16 else wire)
-    for other in received[1:]:
-        COMBINE[op](result, other, out=result)
-    with np.errstate(over="ignore"):
-        part = result.astype(wire, copy=False)
+    wide = np.float32 if wire == np.float16 else wire
+    part = COMBINE[op].reduce(received, axis=0, dtype=wide).astype(wire, copy=False)
     job.comm.Allgatherv(part.view(bits), [sent.view(bits), counts])
     if sent is not flat:
         np.copyto(flat, sent)
 
 
 def _pairs(job: World) -> list[tuple[int, int]]:
-    """For each step the rank to send to and the rank to receive from."""
+    """Return for each step the rank to send to and the rank to receive from."""
     return [((job.rank + i) % job.size, (job.rank - i) % job.size) for i in range(1, job.size)]

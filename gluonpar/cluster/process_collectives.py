@@ -1,8 +1,8 @@
-"""Collectives over the processes of the job, and checks that ranks do the same.
+"""Collectives over the processes of the job, and checks that all ranks do the same.
 
-Every process must call the same ones in the same order, on arrays of equal shapes and dtypes. They
-are operators of MXNet's engine, which all write one *marker* array: so the engine runs them one at
-a time, in the order of the calls.
+All ranks must call the same collectives in the same order, on arrays of equal shapes and dtypes.
+Each is an operator of MXNet's engine. All these operators write one array, the *marker*, so the
+engine runs them one at a time, in the order of the calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
 from gluonpar.cluster.world import World, rank, world
-from gluonpar.runtime import device_threads, engine, memory, nccl, sparse_rows
+from gluonpar.runtime import device_threads, engine, memory, nccl
 
 PIECE_BYTES = 1 << 30  # the most in one message
 
@@ -34,11 +34,11 @@ def allreduce(
     Arrays are dense, on any contexts. float16 is added in float32, integers wrap around, and a sum
     of bools is whether any is true. With ``compression='fp16'`` floats are sent as float16: half
     the bytes, with 11 significant bits. The result has the same bits on all processes.
-    Asynchronous. ``op`` may be 'max' or 'min' instead; ``name`` is its name in errors.
+    Asynchronous. ``op`` may be 'max' or 'min' instead; errors call the collective ``name``.
 
     Arrays on a GPU are copied through pinned memory. But if each process sees one GPU, and no two
-    the same, NCCL sums them directly, unless they are float16 or compressed, or ``by_nccl`` is
-    False. Then all processes must give arrays on GPUs, or all on CPUs.
+    processes see the same, NCCL sums them directly, unless they are float16 or compressed, or
+    ``by_nccl`` is False. Then all processes must give arrays on GPUs, or all on CPUs.
     """
 
     def combine(job: World, flat: np.ndarray) -> None:
@@ -56,10 +56,10 @@ def allreduce_rows(
     num_devices: int | None = None,
     name: str = "allreduce",
 ) -> None:
-    """Replace a row_sparse ``array`` by its sum over all processes, which has all their rows.
+    """Replace a row_sparse ``array`` by its sum over all processes, which has the rows of all.
 
-    With ``num_devices`` it is a mean over that many devices, and becomes the mean over the devices
-    of all processes. Rows are added in the order of the ranks; else as :func:`allreduce`.
+    With ``num_devices`` the array is a mean over that many devices, and becomes the mean over the
+    devices of all processes. Rows are added in the order of the ranks; else as :func:`allreduce`.
     """
     job = world()
     if job is None:
@@ -69,13 +69,13 @@ def allreduce_rows(
     on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
 
     def run() -> None:
-        indices, rows = sparse_rows.read(on_host)
+        indices, rows = memory.read_rows(on_host)
         if num_devices is not None:
             rows = rows.astype("float32" if dtype == np.float16 else "float64") * num_devices
         how = indices, rows, compression == "fp16", num_devices or 1
         union, total, number = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how))
         total = total if num_devices is None else total / number
-        sparse_rows.write(on_host, union, total.astype(dtype, copy=False))
+        memory.write_rows(on_host, union, total.astype(dtype, copy=False))
 
     _push_operator(name, run, [on_host])
     if on_host is not array:
@@ -83,12 +83,12 @@ def allreduce_rows(
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:
-    """Replace each of ``arrays`` by rank ``root``'s, in place, without NCCL, asynchronously."""
+    """Replace each of ``arrays`` by that of rank ``root``, in place, by MPI, asynchronously."""
     _push(name, lambda job, flat: _broadcast(job, flat, root), arrays)
 
 
 def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
-    """Replace every part of ``array``, in the order of the ranks, by that rank's own part."""
+    """Replace part i of ``array``, of ``sizes[i]`` elements, by that part of rank i's array."""
 
     def run(job: World, flat: np.ndarray) -> None:
         for root, part in enumerate(np.split(flat, np.cumsum(sizes)[:-1])):
@@ -98,41 +98,28 @@ def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gath
 
 
 def gather(value: Any, name: str = "gather") -> list:
-    """Return every process's ``value``, any picklable object, by rank. Waits for all processes.
+    """Return every process's ``value``, a picklable object, by rank. Waits for all processes.
 
     >>> gather({"size": 3})
     [{'size': 3}]
     """
-    job = world()
-    return [value] if job is None else _wait(job, name, lambda: job.comm.allgather(value))
+    return _wait(name, [value], lambda job: job.comm.allgather(value))
 
 
 def broadcast_bytes(data: bytes | None) -> bytes:
-    """Return rank 0's ``data`` on all ranks; the others' is ignored. Waits for all processes.
-
-    >>> broadcast_bytes(b"all")
-    b'all'
-    """
-    job, name = world(), "broadcast of bytes"
-    return data or b"" if job is None else _wait(job, name, lambda: job.large_comm.bcast(data))
+    """Return rank 0's ``data`` on all ranks; other ranks' is ignored. Waits for all processes."""
+    return _wait("broadcast of bytes", data or b"", lambda job: job.large_comm.bcast(data))
 
 
 def gather_to_first(array: np.ndarray, name: str = "gather") -> list[np.ndarray]:
-    """Return on rank 0 every process's ``array`` by rank, and nothing on the others.
-
-    Waits for all processes.
-
-    >>> gather_to_first(np.arange(2))
-    [array([0, 1])]
-    """
-    job = world()
-    return [array] if job is None else _wait(job, name, lambda: job.large_comm.gather(array)) or []
+    """Return on rank 0 every process's ``array``, by rank, and [] on the others; as `gather`."""
+    return _wait(name, [array], lambda job: job.large_comm.gather(array) or [])
 
 
 def total(values: Any) -> np.ndarray:
-    """Return the sum of array-likes over all processes, for which it waits.
+    """Return the sum of ``values``, an array-like, over all processes. Waits for all processes.
 
-    Added in float64 in the order of ranks, so that it has the same bits on all processes. Raises
+    It is added in float64 in the order of ranks, so it has the same bits on all processes. Raises
     ValueError on all ranks for different shapes.
 
     >>> total([1, 2]).tolist()
@@ -146,11 +133,11 @@ def total(values: Any) -> np.ndarray:
 
 
 class PendingGather:
-    """Every process's value, any picklable object, gathered while the program goes on.
+    """Every process's value, a picklable object, gathered while the program goes on.
 
-    ``check(values)`` is called with them, by rank. An error that it raises, and
-    :func:`check_equal`'s if ``facts`` differ, is raised at the next wait for an array that was
-    computed from a later exchange. ``name`` is its name in errors.
+    Then ``check(values)`` is called with the values by rank. Its error, and :func:`check_equal`'s
+    if ``facts`` differ, is raised at the next wait for an array that was computed from a later
+    collective. Errors call this one ``name``.
     """
 
     def __init__(
@@ -174,9 +161,9 @@ class PendingGather:
         _push_operator("gather", run, [self._known])
 
     def wait(self) -> list:
-        """Return the values by rank. Waits for this collective only.
+        """Return the values by rank, when this collective has run.
 
-        An operator that is pushed after a later collective may read ``values``.
+        An operator that is pushed after a later collective may read ``values`` without waiting.
         """
         if self._known is not None:
             self._known.wait_to_read()
@@ -184,7 +171,7 @@ class PendingGather:
 
 
 def check_equal(facts: dict[str, Any]) -> None:
-    """Raise ValueError on all ranks if ``facts`` differ between ranks; it names the differences.
+    """Raise ValueError on all ranks, naming the differences, if ``facts`` differ between ranks.
 
     Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
     """
@@ -192,9 +179,9 @@ def check_equal(facts: dict[str, Any]) -> None:
 
 
 def check_equal_async(facts: dict[str, Any], name: str = "check") -> None:
-    """:func:`check_equal` without waiting, for every step: an operator that compares checksums.
+    """Do as :func:`check_equal`, without waiting: an operator compares checksums.
 
-    Its error is raised at the next wait for an array that was computed from a later exchange.
+    Its error is raised at the next wait for an array that was computed from a later collective.
     """
     job = world()
     if job is not None:
@@ -217,37 +204,35 @@ def _compare(facts: Sequence[dict[str, Any]], call: str) -> None:
 
 
 def together(function: Callable[[], Any], name: str = "gather") -> Any:
-    """Return ``function()``; a ValueError or FileNotFoundError on any rank is raised on all.
+    """Return ``function()``; a ValueError or FileNotFoundError on any rank is raised on all ranks.
 
-    It names the rank, unless all ranks have the same error. Waits for all ranks.
+    Its message names the rank, unless all ranks have the same error. Waits for all ranks.
     """
     result, failure = None, None
     try:
         result = function()
     except (ValueError, FileNotFoundError) as error:
         failure = error
-    failures = gather(None if failure is None else (type(failure), str(failure)), name)
-    failed = [number for number, error in enumerate(failures) if error is not None]
-    if not failed:
+    failures = gather(failure and (type(failure), str(failure)), name)
+    if not any(failures):
         return result
-    if failure is not None and set(failures) == {failures[0]}:
+    if failure and len({*failures}) == 1:
         raise failure
-    kind, message = failures[failed[0]]
-    raise kind(f"rank {failed[0]}: {message}") from failure
+    kind, message = first = next(filter(None, failures))
+    raise kind(f"rank {failures.index(first)}: {message}") from failure
 
 
 def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
-    job, arrays = world(), [*arrays]
+    job, arrays = world(), [array for array in arrays if array.size]
     if job is None:
         return
-    for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays if array.size}):
-        some = [array for array in arrays if array.size and np.dtype(array.dtype) == dtype]
+    for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays}):
+        some = [array for array in arrays if np.dtype(array.dtype) == dtype]
         call = f"{name} of {sum(array.size for array in some):,} {dtype}"
         facts = {"shape of each array": [memory.kind(array)[0] for array in some]}
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
-            of_job = job.rank, job.size, job.comm.bcast
-            sum_up = functools.partial(nccl.sum_over_ranks, some, *of_job)
+            sum_up = functools.partial(nccl.sum_over_ranks, some, job.comm)
             sum_of_all = functools.partial(_run, job, f"{call} by NCCL", sum_up, facts)
             _push_operator(name, sum_of_all, some)
             continue
@@ -258,7 +243,7 @@ def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bo
 
 @contextlib.contextmanager
 def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.NDArray]]:
-    """Give a copy of all in one array in pinned memory, from which they are set on exit."""
+    """Yield one array in pinned memory with copies of ``arrays``; on exit copy its parts back."""
     ctx = next(array.context for array in arrays if array.context.device_type == "gpu")
     size = sum(array.size for array in arrays)
     with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
@@ -277,11 +262,10 @@ def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.N
     engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
 
 
-def _pieces(flat: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield parts of a one-dimensional array: MPI counts elements in 32 bits."""
-    size = max(1, PIECE_BYTES // flat.itemsize)
-    for start in range(0, flat.size, size):
-        yield flat[start : start + size]
+def _pieces(flat: np.ndarray) -> list[np.ndarray]:
+    """Cut a one-dimensional array into messages: MPI counts elements in 32 bits."""
+    size = PIECE_BYTES // flat.itemsize
+    return np.split(flat, range(size, flat.size, size))
 
 
 def _broadcast(job: World, flat: np.ndarray, root: int) -> None:
@@ -300,20 +284,19 @@ def _run_flat(
             np.copyto(view, part)
 
 
-def _wait(job: World, call: str, function: Callable[[], Any]) -> Any:
-    """Wait for the collectives that have been pushed, then :func:`_run`."""
+def _wait(call: str, alone: Any, function: Callable[[World], Any]) -> Any:
+    """Return ``function(job)``, after all collectives before it; ``alone`` in one process."""
+    job = world()
+    if job is None:
+        return alone
     _marker().wait_to_read()
-    return _run(job, call, function)
+    return _run(job, call, lambda: function(job))
 
 
 def _run(
     job: World, call: str, function: Callable[[], Any] = lambda: None, facts: dict | None = None
 ) -> Any:
-    """Wait until all ranks are here, then return ``function()``, which calls MPI.
-
-    Raises, on all ranks, RuntimeError if they are at different operations, and ValueError if their
-    ``facts`` differ.
-    """
+    """Return ``function()``, which calls MPI, when all ranks are here with this call and facts."""
     with job.detector.operation(call) as number:
         given = job.meet(number, call, facts)
         if not given:
@@ -335,15 +318,15 @@ _numbers: list[tuple[int, int]] = []  # by rank, once known: see device_threads.
 def draw_apart(ctx: Sequence[mx.Context] = ()) -> None:
     """From now on draw random numbers, as for dropout, that differ from other ranks'.
 
-    ``ctx`` are this rank's devices. All ranks call this when their parameters have become alike:
-    before it, ranks with one seed draw the same initial values. Without ``ctx``, the devices of an
-    earlier call count, or else one per rank. Waits for all ranks.
+    All ranks call this when their parameters are alike; until then, ranks with one seed draw the
+    same initial values. ``ctx`` are this rank's devices; by default those of an earlier call, or
+    else one per rank. Waits for all ranks.
     """
     job = world()
     if job is None or (not ctx and _numbers):
         return
     lowest = min((each.device_id for each in ctx), default=0)
-    ranks = PendingGather((len(ctx) or 1, lowest), "numbers of devices").wait()
+    ranks = gather((len(ctx) or 1, lowest), "numbers of devices")
     before = _numbers[job.rank] if _numbers else (0, 0)
     firsts = [sum(count for count, _ in ranks[:i]) for i in range(len(ranks))]
     _numbers[:] = [(first, first - lowest) for first, (_, lowest) in zip(firsts, ranks)]

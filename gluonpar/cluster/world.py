@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import itertools
 import math
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, ContextManager, Iterator, Mapping
 
 import numpy as np
 
@@ -25,39 +26,32 @@ from gluonpar.runtime import engine, interrupts, nccl, threads
 
 # The number of processes, as set by Open MPI's mpirun, and by the PMI of MPICH, Intel MPI and srun.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-# PMIx, as in srun --mpi=pmix, sets a rank only; Slurm sets the number of tasks of the job step.
+# PMIx (srun --mpi=pmix) sets only a rank; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The process that is the rank, the first to import gluonpar, and the name of its job (Open MPI):
-# child processes inherit the environment, but are no ranks, or ranks of another job.
+# The id of the rank's process, the first that imports gluonpar, and the name of its job (Open MPI).
+# Child processes inherit the environment, but are no ranks, or ranks of another job.
 _PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
 _TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or printed that it has not
-# Variables of launchers without MPI: the number of processes, and a process's number among them.
-_WITHOUT_MPI = {
-    "srun": (_SLURM_TASKS, "SLURM_PROCID"),
-    "torchrun": ("WORLD_SIZE", "RANK"),
-}
+# Launchers without MPI, and their variables: the number of processes, and a process's number.
+_WITHOUT_MPI = ("srun", _SLURM_TASKS, "SLURM_PROCID"), ("torchrun", "WORLD_SIZE", "RANK")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether an MPI launcher started this process as one of several.
-
-    >>> launched({"OMPI_COMM_WORLD_SIZE": "2"}), launched({"PMI_SIZE": "1"}), launched({})
-    (True, False, False)
-    """
+    """Return whether an MPI launcher started this process as one of several."""
     is_child = _rank_of_job(environment) not in (None, str(os.getpid()))
     return _has_ranks(environment) and not is_child and not _is_in_pool()
 
 
 def _rank_of_job(environment: Mapping[str, str]) -> str | None:
-    """Return the id of the process that is the rank, if one has imported gluonpar."""
+    """Return the id of the rank's process, if that has imported gluonpar."""
     pid, _, namespace = environment.get(_PID, "").partition(" ")
     return pid if pid and namespace == environment.get(_NAMESPACE, "") else None
 
 
 def _is_in_pool() -> bool:
-    """Return whether this process executes tasks of an MPIPoolExecutor, or gives them to others."""
+    """Return whether this process is a worker or the manager of an MPIPoolExecutor."""
     pools: Any = sys.modules.get("mpi4py.futures._core")
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if pools is None or not mpi.Is_initialized():
@@ -73,34 +67,70 @@ def _has_ranks(environment: Mapping[str, str]) -> bool:
     return _PMIX_RANK in environment and environment.get(_SLURM_TASKS) != "1"
 
 
-class World(NamedTuple):
+class World:
     """The processes of the job. A thread holds ``mpi_lock`` while it calls MPI on ``comm``."""
 
-    rank: int
-    size: int
-    mpi: Any  # the module mpi4py.MPI
-    comm: Any
-    large_comm: Any  # the same, for picklable objects of more than 2 GiB, too
-    mpi_lock: threading.Lock
-    detector: failures.FailureDetector
-    one_machine: bool  # all ranks share its memory
-    nccl: bool  # there is NCCL, and each rank sees one GPU, which no other rank sees
-    local_rank: int  # among the ranks on this host
-    messages: Messages
+    def __init__(self) -> None:
+        limits = failures.time_limit(), failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
+        interrupts.end_at_crash()
+        mpi, pkl5 = _initialized_mpi()
+        comm, *comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
+        if comm.size == 1:
+            raise RuntimeError(
+                "the launcher started several processes, but MPI sees one: mpi4py was built for "
+                f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
+            )
+        os.environ[_TOLD] = "1"
+        place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
+        places = comm.allgather(place)
+        self.mpi, self.mpi_lock = mpi, threading.Lock()
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.large_comm = pkl5.Intracomm(comm)  # also for picklable objects of more than 2 GiB
+        hosts = [host for host, *_ in places]
+        self.one_machine = len({*hosts}) == 1  # all ranks share its memory
+        self.local_rank = hosts[: comm.rank].count(place[0])  # among the ranks on this host
+        # There is NCCL, and each rank sees one GPU, which no other rank sees.
+        self.nccl = len({(host, gpu) for host, _, _, gpu in places if gpu}) == comm.size
+        # Divide each processor of this machine evenly among the ranks that may run on it.
+        here = [allowed for host, _, allowed, _ in places if host == place[0]]
+        share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in place[2])
+        share = min(share, (processors.quota() or math.inf) / len(here))
+        threads.limit(max(1, int(share + 1e-9)))
+        names = [f"rank {i} (pid {pid} on {host})" for i, (host, pid, *_) in enumerate(places)]
+        self.detector = failures.FailureDetector(mpi, comms[0], names, *limits)
+        self.messages = Messages(mpi, comms[1], self.mpi_lock)
+        # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
+        leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: self._leave())
+        mpi.COMM_SELF.Set_attr(leave, None)
+        atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
+
+    def _leave(self) -> None:
+        """Wait for this rank's operators, then for the other ranks, as long as they respond."""
+
+        def meet() -> None:
+            with self.detector.operation(failures.ENDED) as number:
+                self.meet(number, failures.ENDED)
+
+        engine.drain()
+        self.messages.close(meet)
+        self.detector.stop()
 
     def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
-        """Wait until all ranks are at operation ``number``, asleep: MPI would occupy a core.
+        """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
 
-        Returns [] if all have given the same, else what each has given. If only some are at the end
-        of their programs, the job ends.
+        Returns [] if all ranks have given the same call and facts, else those of each rank. Ends
+        the job if only some ranks are at the end of their programs.
         """
-        checksum, polls = zlib.crc32(f"{call} {facts}".encode()), 0
+        checksum = zlib.crc32(f"{call} {facts}".encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
-        while not self._test(request):
+        for polls in itertools.count():
+            with self.mpi_lock:
+                if request.Test():
+                    break
             time.sleep(_POLL_SECONDS if polls >= _POLLS_AT_ONCE else 0)
-            polls += 1
         if extremes[0] == -extremes[1]:  # the largest is the smallest
             return []
         with self.mpi_lock:
@@ -109,12 +139,8 @@ class World(NamedTuple):
         if failures.ENDED in calls:
             waits = next(call for call in calls if call != failures.ENDED)
             why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
-            self.detector.abort_in_turn(why, calls.index(failures.ENDED))
+            self.detector.abort(why, calls.index(failures.ENDED))
         return given
-
-    def _test(self, request: Any) -> bool:
-        with self.mpi_lock:
-            return request.Test()
 
 
 _world: World | None = None  # after a fork, the parent's
@@ -135,7 +161,7 @@ def world() -> World | None:
     """Return the job that this process belongs to; None alone and inside :func:`local`.
 
     The first call starts MPI. Raises ImportError without mpi4py, RuntimeError if MPI cannot be used
-    and in a fork of a rank, ValueError if a time limit in the environment is invalid.
+    and in a fork of a rank, and ValueError for an invalid time limit in the environment.
     """
     return None if is_local() else _job()
 
@@ -150,7 +176,7 @@ def _job() -> World | None:
     if _world is None and not _alone:
         if launched():
             with _starting:
-                _world = _world or _start()
+                _world = _world or World()
         else:
             _alone = True
             _tell_alone()
@@ -165,14 +191,14 @@ def _job() -> World | None:
 def _tell_alone() -> None:
     """Print why this process computes alone, though a launcher has started several."""
     environment, line = os.environ, ""
-    pid, is_job = _rank_of_job(environment), _has_ranks(environment)
+    is_job, pid = _has_ranks(environment), _rank_of_job(environment)
     if is_job and pid is not None:
         line = (
-            f"process {os.getpid()} is no rank and computes alone: the rank is process {pid}, "
-            "which has started it, and imported gluonpar before. If that was not meant, do not "
-            "import gluonpar there"
+            f"process {os.getpid()} is no rank and computes alone: process {pid}, which has "
+            "started it, imported gluonpar first and so is the rank. If this process is to be the "
+            "rank, do not import gluonpar there"
         )
-    for launcher, (size, number) in _WITHOUT_MPI.items():
+    for launcher, size, number in _WITHOUT_MPI:
         if not is_job and environment.get(size, "1") != "1" and environment.get(number) == "0":
             line = (
                 f"{launcher} has started {environment[size]} processes, but not as ranks of MPI: "
@@ -184,24 +210,18 @@ def _tell_alone() -> None:
 
 
 def _known_job() -> World | None:
-    """Return the job as :func:`world` does, and in a fork the parent's, if it was known there."""
+    """Return the result of :func:`world`; in a fork, the parent's job if the parent had joined."""
     return None if is_local() else _world or _job()
 
 
 def rank() -> int:
-    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 alone.
-
-    >>> rank(), size()
-    (0, 1)
-    """
-    job = _known_job()
-    return job.rank if job else 0
+    """Return this process's number in the MPI job, 0 to ``size() - 1``; 0 alone."""
+    return getattr(_known_job(), "rank", 0)
 
 
 def size() -> int:
     """Return the number of processes that train together; 1 without MPI and inside local()."""
-    job = _known_job()
-    return job.size if job else 1
+    return getattr(_known_job(), "size", 1)
 
 
 def local_rank() -> int:
@@ -209,8 +229,7 @@ def local_rank() -> int:
 
     For instance ``mx.gpu(local_rank())``, if every rank sees all GPUs of its host and uses one.
     """
-    job = _known_job()
-    return job.local_rank if job else 0
+    return getattr(_known_job(), "local_rank", 0)
 
 
 def is_main() -> bool:
@@ -220,13 +239,13 @@ def is_main() -> bool:
 
 @contextlib.contextmanager
 def local() -> Iterator[None]:
-    """Within this context all of gluonpar is, for the calling thread, a program of one process.
+    """Make gluonpar a program of one process for the calling thread, within this context.
 
     :func:`rank` is 0 and :func:`size` 1, and nothing waits for other processes, so one rank may
-    enter it alone. What is made inside (a ``Trainer``, ``Towers``, ``LossMeter``,
-    ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also outside. What was
+    enter it alone. An object made inside (a ``Trainer``, ``Towers``, ``LossMeter``,
+    ``SyncBatchNorm``, a Trainer with ``kvstore='gluonpar'``) stays local, also outside. An object
     made outside raises RuntimeError inside, where it would communicate. Tasks of ``run_tasks`` are
-    inside if the call is; other threads are not.
+    inside if the call of ``run_tasks`` is; other threads are not.
 
     >>> with local():
     ...     rank(), size()
@@ -246,7 +265,7 @@ def is_local() -> bool:
 
 
 def scope() -> Callable[[], ContextManager[None]]:
-    """Return the context that an object made now enters in each call: local(), or outside it."""
+    """Return the context manager that an object made now enters in each call."""
     return local if is_local() else _outside
 
 
@@ -261,7 +280,7 @@ def _outside() -> Iterator[None]:
 
 
 def in_scope(method: Callable) -> Callable:
-    """Decorate a method of an object whose ``_scope`` is a :func:`scope`, which it then enters."""
+    """Decorate a method to enter ``self._scope()``, where ``_scope`` is a result of `scope`."""
 
     @functools.wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -279,50 +298,6 @@ def abort(why: str) -> None:
     job = _job()
     if job is not None:
         job.detector.abort(why)
-
-
-def _start() -> World:
-    seconds = failures.time_limit()
-    most_seconds = failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
-    interrupts.end_at_crash()
-    mpi, pkl5 = _initialized_mpi()
-    comm, comm_of_detector, comm_of_messages = [mpi.COMM_WORLD.Dup() for _ in range(3)]
-    place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
-    places = comm.allgather(place)
-    if comm.size == 1:
-        raise RuntimeError(
-            "the launcher started several processes, but MPI sees one: mpi4py was built for "
-            f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
-        )
-    os.environ[_TOLD] = "1"
-    hosts, mpi_lock = [host for host, *_ in places], threading.Lock()
-    own = hosts[comm.rank]
-    # Divide each processor of this machine evenly among the ranks that may run on it.
-    here = [allowed for host, _, allowed, _ in places if host == own]
-    share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in os.sched_getaffinity(0))
-    share = min(share, (processors.quota() or math.inf) / len(here))
-    threads.limit(max(1, int(share + 1e-9)))
-    names = [f"rank {rank} (pid {pid} on {host})" for rank, (host, pid, *_) in enumerate(places)]
-    gpus = {(host, gpu) for host, _, _, gpu in places if gpu}
-    job = World(
-        rank=comm.rank,
-        size=comm.size,
-        mpi=mpi,
-        comm=comm,
-        large_comm=pkl5.Intracomm(comm),
-        mpi_lock=mpi_lock,
-        detector=failures.FailureDetector(mpi, comm_of_detector, names, seconds, most_seconds),
-        one_machine=len(set(hosts)) == 1,
-        nccl=len(gpus) == comm.size,
-        local_rank=hosts[: comm.rank].count(own),
-        messages=Messages(mpi, comm_of_messages, mpi_lock),
-    )
-    # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
-    leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: _leave(job))
-    mpi.COMM_SELF.Set_attr(leave, None)
-    atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
-    return job
 
 
 def _initialized_mpi() -> tuple[Any, Any]:
@@ -344,15 +319,3 @@ def _initialized_mpi() -> tuple[Any, Any]:
             f"MPI must support threads at level {needed} (MULTIPLE), got {level}; use another MPI"
         )
     return MPI, pkl5
-
-
-def _leave(job: World) -> None:
-    """Wait for this rank's operators, and for the other ranks, as long as they respond."""
-
-    def meet() -> None:
-        with job.detector.operation(failures.ENDED) as number:
-            job.meet(number, failures.ENDED)
-
-    engine.drain()
-    job.messages.close(meet)
-    job.detector.stop()

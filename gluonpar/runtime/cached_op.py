@@ -15,21 +15,20 @@ import mxnet as mx
 
 from gluonpar.runtime import memory
 
-# How many operators of backward MXNet's engine runs as one. Gradients can be summed only when such
-# a bulk has ended (on a GPU it waits for the stream), so with several buckets bulks are smaller.
+# The number of backward's operators that MXNet's engine runs as one. Gradients can be summed only
+# when such a bulk has ended (on a GPU it waits for the stream): several buckets need smaller ones.
 _DEFAULT_BULK_SIZE, _BULK_SIZE_OF_BUCKETS = 15, 4
-
 
 F = TypeVar("F", bound=Callable)
 
 
 def traceable(function: F) -> F:
-    """Mark ``function``, as a decorator, as one that takes symbols as well as arrays.
+    """Decorate a function that takes symbols as well as arrays.
 
-    :func:`gluonpar.train_batch` traces such a model once into a graph for each result of
-    :func:`gluonpar.get_params`, which MXNet runs in one call and in less memory, as a hybridized
-    Block. The function must use :func:`operators`, and may not
-    read values, shapes or dtypes of its arguments. The loss must be traceable, too; the default is.
+    :func:`gluonpar.train_batch` traces such a model once for each result of
+    :func:`gluonpar.get_params` into a graph. MXNet runs it in one call and in less memory, as a
+    hybridized Block. The function must use :func:`operators`, and must not read values, shapes or
+    dtypes of its arguments. The loss must be traceable, too; the default loss is.
 
     >>> import mxnet as mx
     >>> @traceable
@@ -43,7 +42,7 @@ def traceable(function: F) -> F:
 
 
 def operators(x: mx.nd.NDArray | mx.sym.Symbol) -> ModuleType:
-    """Return the operators that take ``x``: ``mx.sym`` for a symbol, ``mx.nd`` for an array."""
+    """Return the operators for ``x``: ``mx.sym`` for a symbol, ``mx.nd`` for an array."""
     return mx.sym if isinstance(x, mx.sym.Symbol) else mx.nd
 
 
@@ -57,8 +56,8 @@ def losses(
 ) -> mx.nd.NDArray:
     """Return ``loss(model(X, params), y)``, by a traced graph if both are :func:`traceable`.
 
-    ``params`` are then a :class:`gluonpar.replicas.Replica`, which keeps its graphs: a graph on
-    static memory writes into the gradients that it first wrote, also for other parameters.
+    ``params`` must then be a :class:`gluonpar.replicas.Replica`, which has graphs of its own: a
+    graph on static memory writes into the gradients that it wrote first, whatever its arguments.
     Gradients will be summed in buckets of ``bucket_bytes``.
     """
     graphs = getattr(params, "graphs", None)
@@ -78,11 +77,10 @@ def _trace(model: Callable, loss: Callable, num_params: int, bulk_size: int) -> 
     X, y = mx.sym.var("X"), mx.sym.var("y")
     params = [mx.sym.var(f"param{i}") for i in range(num_params)]
     graph = loss(model(X, params), y)
-    names = [symbol.name for symbol in (X, *params, y)]
-    order = [names.index(name) for name in graph.list_inputs()]
-    varying = [i for i, j in enumerate(order) if j in (0, len(names) - 1)]
-    constant = [i for i in range(len(order)) if i not in varying]
+    names, inputs = [symbol.name for symbol in (X, *params, y)], graph.list_inputs()
+    varying = [i for i, name in enumerate(inputs) if name in ("X", "y")]
+    constant = [i for i in range(len(inputs)) if i not in varying]
     flags = {"data_indices": varying, "param_indices": constant, "backward_bulk_size": bulk_size}
-    static = {"static_alloc": True, "static_shape": True}
-    run = mx.nd.CachedOp(graph, [*flags.items(), *static.items()])
+    run = mx.nd.CachedOp(graph, [*flags.items(), ("static_alloc", True), ("static_shape", True)])
+    order = [names.index(name) for name in inputs]
     return lambda *arrays: run(*[arrays[j] for j in order])

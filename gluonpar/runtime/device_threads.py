@@ -1,14 +1,13 @@
 """One Python thread per context, kept for the life of the process.
 
-MXNet gives each thread that pushes operators its own workspaces (``runtime/heap.py``) and its
-own random generators, shared by all CPU contexts. So an operator that is pushed from its device's
-thread waits for an operator of another device only if it reads an array which that one writes.
+MXNet gives each thread that pushes operators its own workspaces (``runtime/heap.py``) and its own
+random generators, which all CPU contexts share. So an operator that is pushed from its device's
+thread waits for another device's operator only to read an array that it writes.
 
-``mx.random.seed`` seeds the generators of the thread that calls it. Here it seeds all devices'
-threads, too, and each rank of a job differently: functions of MXNet's C interface are replaced by
-functions that call them. MXNet starts a GPU's generators from the 32-bit number ``127 * seed +
-device_id``, and the generators of all CPU contexts from ``127 * seed``. Each has 1,024 parts, which
-start from that number and the following ones.
+``mx.random.seed`` seeds the generators of the calling thread. Functions of MXNet's C interface are
+replaced here, so that it seeds all devices' threads, too, and each rank of a job differently. MXNet
+starts a GPU's generators from the 32-bit number ``127 * seed + device_id``, and those of all CPU
+contexts from ``127 * seed``. Each has 1,024 parts, which start from this and the following numbers.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from mxnet.base import _LIB
 from gluonpar.runtime import heap, tape
 
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts, so that no two parts start alike
-_GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1, the distance to the next GPU's start
+_GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1 in 32 bits: the next GPU's number
 
 _threads: dict[mx.Context, _DeviceThread] = {}
 _this = threading.local()  # .ctx: the context of a device's thread
-# By context, or for "all": which call it was, and the seed.
+# By context, or for "all": the number of the call that set the seed, and the seed.
 _seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
@@ -42,7 +41,7 @@ def _numbers() -> tuple[int, int]:  # of number_from()
 
 
 def current() -> mx.Context | None:
-    """Return the context whose thread calls this, if any."""
+    """Return the context whose thread calls this, or None."""
     return getattr(_this, "ctx", None)
 
 
@@ -52,57 +51,50 @@ def num_backwards(ctx: mx.Context) -> int:
 
 
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
-    """Call ``function(*arguments)`` on the thread of ``ctx`` and return its result; waits for it.
+    """Return ``function(*arguments)``, called on the thread of ``ctx``; waits for it.
 
     Inside, ``ctx`` is the current context, and autograd's and NumPy's modes are the caller's. An
-    exception is raised here. On the thread of ``ctx`` itself the function is simply called.
+    exception of the function is raised here.
     """
     if current() == ctx:
         with mx.Context(ctx):
             return function(*arguments)
     if ctx not in _threads:
         _threads[ctx] = _DeviceThread(ctx)
-    return _threads[ctx].call(_in_scope_of_caller(functools.partial(function, *arguments)))
-
-
-def _in_scope_of_caller(function: Callable) -> Callable:
-    """Return ``function`` with this thread's settings, which MXNet keeps per thread."""
+    # MXNet has these settings per thread.
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
     recording, training = autograd.is_recording(), autograd.is_training()
     program, mode = tape.this_thread.program, autograd.record if recording else autograd.pause
 
-    def scoped() -> Any:
+    def in_scope_of_caller() -> Any:
         tape.this_thread.program = program
         with mode(training), mx.util.np_shape(np_shape), mx.util.np_array(np_array):
-            return function()
+            return function(*arguments)
 
-    return scoped
+    future: concurrent.futures.Future = concurrent.futures.Future()
+    _threads[ctx].calls.put((in_scope_of_caller, future))
+    return future.result()
 
 
-class _DeviceThread:
-    """The thread of one context. Unlike an executor's, it does not keep the process from ending."""
+class _DeviceThread(threading.Thread):
+    """The thread of one context; unlike an executor's, the process may end while it works."""
 
     def __init__(self, ctx: mx.Context) -> None:
-        self._ctx, self._seeded = ctx, -1  # the latest seeding that has been done
-        self._calls: queue.SimpleQueue[tuple[Callable, concurrent.futures.Future]]
-        self._calls = queue.SimpleQueue()
-        thread = threading.Thread(target=self._run, name=f"gluonpar {ctx}", daemon=True)
-        thread.start()
-        self.ident = thread.ident
+        super().__init__(name=f"gluonpar {ctx}", daemon=True)
+        self._ctx, self._seeded = ctx, -1  # the number of the call whose seed it has
+        self.calls: queue.SimpleQueue[tuple[Callable, concurrent.futures.Future]]
+        self.calls = queue.SimpleQueue()
+        self.start()
 
-    def call(self, function: Callable) -> Any:
-        future: concurrent.futures.Future = concurrent.futures.Future()
-        self._calls.put((function, future))
-        return future.result()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Make the calls of :func:`call`."""
         _this.ctx = self._ctx
         heap.widen()
         while True:
-            function, future = self._calls.get()
+            function, future = self.calls.get()
             try:
                 self._seed()
-                with mx.Context(self._ctx):  # a copy: entered twice, one does not restore the outer
+                with mx.Context(self._ctx):  # a copy, as one that is entered again cannot be left
                     future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
@@ -121,7 +113,7 @@ class _DeviceThread:
 
 
 def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
-    """Seed this thread's generators; ``ctx`` is its device, if any. Returns 0 on success."""
+    """Seed this thread's generators; ``ctx`` is its device, or None. Returns 0 on success."""
     first, before = _numbers()
     cpu = before + ctx.device_id if ctx and ctx.device_type == "cpu" else first
     failed = _seed_all(ctypes.c_int(seed + before * _GPU_STRIDE))
@@ -129,10 +121,10 @@ def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
 
 
 def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
-    """Seed the devices by their numbers among all ranks' devices, now and at each seed of all.
+    """Seed the devices by their numbers among all ranks' devices, now and at each ``seed(value)``.
 
-    ``numbers()`` returns the first device's number, and what to add to a context's ``device_id`` to
-    get its own. A context that was given its own seed keeps that.
+    ``numbers()`` returns the number of this rank's first device, and the difference between a
+    device's number and its ``device_id``. A context with a seed of its own keeps that.
     """
     global _numbers
     _numbers = numbers
@@ -144,7 +136,7 @@ def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
 
 
 def _seed_threads(seed: Callable) -> Callable:
-    """Return MXNet's function ``seed``, but seeding the devices' threads, too."""
+    """Return a function that does as MXNet's ``seed``, and seeds the devices' threads, too."""
 
     @functools.wraps(seed)
     def seeded(value: ctypes.c_int, *context: int) -> int:

@@ -26,10 +26,7 @@ class DeviceChoice(NamedTuple):
 
 
 def check_distinct(ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError if ``ctx``, which are a Block's, has a context more than once.
-
-    Gluon finds a Block's arrays by context, so it would train only one of two copies on it.
-    """
+    """Raise ValueError if ``ctx`` repeats a context: Gluon would train one of its two copies."""
     twice = [context for i, context in enumerate(ctx) if context in ctx[:i]]
     if twice:
         raise ValueError(
@@ -39,10 +36,7 @@ def check_distinct(ctx: Sequence[mx.Context]) -> None:
 
 
 def gpus_present() -> list[int]:
-    """Return the ids of the GPUs that this MXNet has kernels for.
-
-    Empty with a CPU wheel, without a driver, and where CUDA fails; see :func:`why_no_gpu`.
-    """
+    """Return the ids of the GPUs that MXNet can use; for why there are none :func:`why_no_gpu`."""
     try:
         count = mx.context.num_gpus()
     except mx.base.MXNetError:
@@ -58,11 +52,10 @@ def choose(
 ) -> DeviceChoice:
     """Return contexts for ``num_gpus`` devices, or for the GPUs with the ids ``gpus``.
 
-    ``device='gpu'`` requires GPUs and ``device='cpu'`` gives CPU contexts. ``'auto'`` gives GPUs if
-    the machine has any that MXNet can use; otherwise as many CPU contexts, with a notice. Without
-    ``num_gpus`` and ``gpus``: all GPUs, or one CPU context.
-
-    Raises ValueError if the request cannot be met, also if there are GPUs, but too few.
+    ``device='gpu'`` requires GPUs, and ``device='cpu'`` gives CPU contexts. ``'auto'`` gives GPUs
+    if MXNet can use any here, otherwise as many CPU contexts, with a notice. Without ``num_gpus``
+    and ``gpus``: all GPUs, or one CPU context. Raises ValueError if the request cannot be met, also
+    if there are GPUs, but too few.
     """
     if device not in KINDS:
         raise ValueError(f"device must be one of {', '.join(KINDS)}, got {device!r}")
@@ -121,7 +114,7 @@ def why_no_gpu() -> str:
 
 
 def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
-    """Have the GPUs of ``ctx`` copy directly to each other where they can; return pairs of ids.
+    """Enable direct copies between the GPUs of ``ctx`` where possible; return these pairs of ids.
 
     MXNet enables peer access only in its kvstore 'device'; without it every ``copyto`` between two
     GPUs goes through the host's memory. Does nothing with ``MXNET_ENABLE_GPU_P2P=0``.
@@ -130,7 +123,7 @@ def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
 
 
 def staged(ctx: Sequence[mx.Context]) -> str:
-    """Return which copies between GPUs of ``ctx`` go through the host; "" if none does."""
+    """Say which copies between GPUs of ``ctx`` go through the host's memory; "" if none does."""
     return driver.staged(_gpus(ctx), enable_peers(ctx))
 
 
@@ -148,7 +141,7 @@ def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
         cuda.cudaSetDevice(i)
         if cuda.cudaDeviceEnablePeerAccess(j, 0) in (0, _ALREADY_ENABLED):
             enabled.add((i, j))
-        cuda.cudaGetLastError()  # MXNet would take the error that stays for one of its own
+        cuda.cudaGetLastError()  # clears the error, which MXNet would take for its own
     cuda.cudaSetDevice(current)
     return frozenset(enabled)
 
@@ -157,9 +150,9 @@ def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
 def deterministic() -> Iterator[None]:
     """Use only cuDNN's deterministic algorithms, so that GPUs give the same bits each time.
 
-    By default MXNet takes the fastest algorithm for each shape of a convolution; some of them, like
-    the backward of max pooling, add in another order each time. MXNet keeps its choice for a shape
-    until the process ends, so shapes computed before are not affected. Waits at the start.
+    By default MXNet takes the fastest algorithm for each shape of a convolution; some algorithms,
+    also of the backward of max pooling, add in another order each time. MXNet keeps its choice for
+    a shape until the process ends, so this does not affect earlier shapes. Waits at the start.
     """
     mx.nd.waitall()  # setenv may move the environment while an operator reads it
     before = {name: os.environ.pop(name, None) for name in DETERMINISTIC}

@@ -1,12 +1,13 @@
 """A Python function as an operator of MXNet's engine.
 
-The engine runs the function on the worker thread of a context, after all earlier operators that
-write its arrays, and before all later ones that use them. :func:`push` returns after about ten
-microseconds. An exception in the function is raised as ``MXNetError``, with the Python traceback in
-its message, at the next wait for an array that the function writes, or for one computed from it.
+The engine runs the function on the worker thread of a context. It starts when all earlier operators
+that write its arrays have ended, and all later operators that use them wait for its end.
+:func:`push` returns after about ten microseconds. An exception in the function is raised as
+``MXNetError``, with the Python traceback in its message, at the next wait for an array that the
+function writes, or for an array computed from that.
 
-Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses too, and
-the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
+Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses, too,
+and the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
 """
 
 from __future__ import annotations
@@ -40,45 +41,41 @@ _push_async = _LIB.MXEnginePushAsyncND
 # ``mxnet::engine::CallbackOnComplete``: called as finish(engine, param, error or NULL).
 _ON_COMPLETE = struct.Struct("QQQ")
 _ON_COMPLETE_BYTES = ctypes.c_char * _ON_COMPLETE.size
-_FINISH = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_finish_at = functools.lru_cache(None)(_FINISH)  # by address; MXNet has one such function
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_finish_at = functools.lru_cache(None)(_CALLBACK)  # by address; MXNet has one such function
 
 _cxx = ctypes.CDLL("libstdc++.so.6")
 _new_error = _cxx["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_error(const char*)
-_new_error.argtypes, _new_error.restype = [ctypes.c_void_p, ctypes.c_char_p], None
 _delete_error = _cxx["_ZNSt13runtime_errorD1Ev"]
-_delete_error.argtypes, _delete_error.restype = [ctypes.c_void_p], None
 
-# The C++ guard of the engine's pool of operators: its first byte turns 1 with the first one pushed.
+# The C++ guard of the engine's pool of operators: its first byte becomes 1 with the first push.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
-# Calls its argument when the operators that wait for a failed one have listed its error.
+# Calls its argument when the operators that depend on a failed one have listed its error.
 AfterError = Optional[Callable[[Callable[[], None]], None]]
-# Not run yet, by ticket: the function, whether it ends by call, and what is called after an error.
+# Functions that have not run yet, by ticket, each with ``ends_by_call`` and an AfterError.
 _pending: dict[int, tuple[Callable, bool, AfterError]] = {}
-_exit_code = 0  # 1 after an error that reached no caller
+_exit_code = 0  # 1 after an error that no caller has received
 _list_has_grown = False
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
 
 
 def lock() -> threading.Condition:
-    """Return a lock that is free in a forked process, which lacks the thread that may hold it.
-
-    Operators may take it: so a fork, which waits for all operators, cannot hold it meanwhile.
-    """
+    """Return a lock that is free in a forked process, which lacks the thread that held it."""
+    # A fork cannot acquire it before: it waits for all operators, which may need the lock.
     made = threading.Condition()
     os.register_at_fork(after_in_child=functools.partial(threading.Condition.__init__, made))
     return made
 
 
-_failing = lock()  # held while the engine is told of an error
-# Functions that tell the engine of an error, the first of which is at work, and the AfterError.
+_failing = lock()  # held while an error is reported to the engine
+# The functions that report errors to the engine, one after another, each with an AfterError.
 _errors: collections.deque[tuple[Callable[[], None], AfterError]] = collections.deque()
 
 
 def _called(_context: int | None, on_complete: int, ticket: int) -> None:
-    """Run a pushed function; the engine calls this, and ``finish`` must be called exactly once."""
+    """Run a pushed function: the engine calls this, and needs ``finish`` to be called once."""
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
     finishes = [_finish_at(address)]
@@ -86,24 +83,24 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     def complete(message: str | None = None) -> None:
         try:
             finish = finishes.pop()
-        except IndexError:  # it has ended, and the engine has freed it
+        except IndexError:  # the operator has ended, and the engine has freed it
             return
         if message is None:
             finish(engine, param, None)
             return
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        # Whatever is in the text: an operator whose error cannot be told would never end.
+        # Any text is accepted: an operator whose error cannot be reported would never end.
         _new_error(error, message.encode(errors="backslashreplace").replace(b"\0", b"\\0"))
 
-        def tell() -> None:
+        def report() -> None:
             finish(engine, param, ctypes.addressof(error))  # the engine copies it
             _delete_error(error)
 
         with _failing:
             _grow_list_of_errors()
-            _errors.append((tell, after_error))
+            _errors.append((report, after_error))
             if len(_errors) == 1:
-                _tell_errors()
+                _report_errors()
 
     after_error = None
     try:
@@ -116,38 +113,35 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
         complete(traceback.format_exc())
     else:
         if not ends_by_call:
-            del function  # and its arrays, before anyone who waits goes on
+            del function  # and its arrays, before a thread that waits for them goes on
             complete()
 
 
-def _tell_errors() -> None:
-    """Tell the engine of the errors, one after another; call it with ``_failing`` held.
+def _report_errors() -> None:
+    """Report the errors to the engine one after another; call this with ``_failing`` held.
 
-    Operators that fail, and those that depend on them, use the engine's list of errors
+    Failed operators, and the operators that depend on them, use the engine's list of errors
     (``global_exception_refs_`` in src/engine/threaded_engine.h) without a lock: two that append to
-    it at the same time end the process, then or later. A custom operator appends an error of its
-    own when one that it depends on has failed, so the next is told when it has done that.
+    it at the same time end the process, then or later. A custom operator that depends on a failed
+    one appends an error of its own, so the next error is reported after that.
     """
     while _errors:
-        tell, after_error = _errors[0]
-        tell()
+        report, after_error = _errors[0]
+        report()
         if after_error:
-            after_error(_tell_next)
+            after_error(_report_next)
             return
         _errors.popleft()
 
 
-def _tell_next() -> None:
+def _report_next() -> None:
     with _failing:
         _errors.popleft()
-        _tell_errors()
+        _report_errors()
 
 
 def _grow_list_of_errors() -> None:
-    """Make the engine's list of errors large before the first error.
-
-    One that reads the list while it is moved to grow would end the process. It never shrinks.
-    """
+    """Make the engine's list of errors large: reading it while it is moved ends the process."""
     global _list_has_grown
     if _list_has_grown:
         return
@@ -157,11 +151,10 @@ def _grow_list_of_errors() -> None:
     for _ in range(_MOST_ERRORS):
         push_error(lambda: next(iter(())))
         with contextlib.suppress(mx.MXNetError):
-            array.wait_to_read()  # it is no longer an error that reached no caller
+            array.wait_to_read()  # so that no later wait raises it
 
 
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_run = _RUN(_called)
+_run = _CALLBACK(_called)
 
 
 def has_started() -> bool:
@@ -183,42 +176,36 @@ def prepare(
     prioritized: bool = False,
     ends_by_call: bool = False,
     settles: Sequence[mx.nd.NDArray] = (),
+    skips: bool = True,
 ) -> Callable[[Callable[..., None]], None]:
-    """Return ``push``, by which the engine runs a function on the worker of ``ctx``.
+    """Return ``push``: ``push(function)`` has the engine call ``function()`` on ``ctx``'s worker.
 
-    ``push(function)`` has ``function()`` called. It must not wait for an MXNet array or operator,
-    which may need the same worker. ``reads`` and ``writes`` are arrays or views on any context;
-    duplicates are allowed. Keep them until ``push`` has returned. ``name`` is the operator's name
-    in MXNet's profiles. With ``inline`` the engine may run the function inside ``push``, if no
-    array is in use: for functions that take less time than waking a worker (about 0.1 ms). With
-    ``prioritized`` it runs on one of the four threads for urgent operators, which all CPU contexts
-    share.
+    The function must not wait for an MXNet array or operator, which may need the same worker.
+    ``reads`` and ``writes`` are arrays or views on any context; duplicates are allowed. Keep them
+    until ``push`` has returned. MXNet's profiles show ``name``. With ``inline`` the engine may run
+    the function inside ``push``, if no array is in use: for functions that take less time than
+    waking a worker (about 0.1 ms). With ``prioritized`` the function runs on one of the four
+    threads for urgent operators, which all CPU contexts share. Without ``skips`` it runs also if an
+    operator that it depends on has failed.
 
-    With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends, and keeps no
-    worker until then, when any thread calls ``complete()``, or ``complete(message)`` if it failed,
-    which must be, unless ``function`` raises; further calls have no effect. A custom operator names
-    its own arrays in ``settles``, which nothing outside it uses: after an error no other is told
-    before what has been pushed to use them has run.
+    With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends when any thread
+    calls ``complete()``, or ``complete(message)`` for an error; until then it occupies no worker.
+    One of the two must be called unless ``function`` raises; further calls have no effect. In
+    ``settles`` a custom operator gives arrays that only it uses: after its error, the next error is
+    reported when the operators that it has pushed on these arrays have run.
     """
-    # One array per engine variable: given one twice, the engine would wait for itself.
+    # Once per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
     read = {memory.chunk(array): array.handle.value for array in reads}
     read = {key: handle for key, handle in read.items() if key not in written}
     inputs = struct.pack(f"{len(read)}P", *read.values()), len(read)
     outputs = struct.pack(f"{len(written)}P", *written.values()), len(written)
     where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
-    kind = _ASYNC if inline else _PRIORITIZED if prioritized else None
+    kind = _ASYNC if inline else _PRIORITIZED if prioritized else None if skips else _NO_SKIP
     rest = (None, where, *inputs, *outputs, kind, 0, name.encode(), _NO)  # 0 is the priority
-    after_error = functools.partial(_push_after, where, settles) if settles else None
-
+    # Called only after an error.
+    after_error = functools.partial(push, ctx=ctx, writes=settles, skips=False) if settles else None
     return lambda function: _push((function, ends_by_call, after_error), rest)
-
-
-def _push_after(where: Any, arrays: Sequence[mx.nd.NDArray], function: Callable[[], None]) -> None:
-    """Push ``function``, which runs also if what is to write ``arrays`` has failed."""
-    handles = list({memory.chunk(array): array.handle.value for array in arrays}.values())
-    written = struct.pack(f"{len(handles)}P", *handles), len(handles)
-    _push((function, False, None), (None, where, None, 0, *written, _NO_SKIP, 0, b"gluonpar", _NO))
 
 
 def _push(pending: tuple, rest: tuple) -> None:
@@ -243,23 +230,23 @@ def _wait_for_all(report: bool = True) -> None:
 
 
 def drain(report: bool = True) -> None:
-    """Wait for all operators, and forget functions that depend on a failed one: they never run.
+    """Wait for all operators; forget functions that depend on a failed one, as they never run.
 
-    With ``report`` an error that reached no caller is printed, and the exit code is 1.
+    With ``report`` an error that no caller has received is printed, and the exit code becomes 1.
     """
-    running = has_started()
-    while running:
+    while has_started():
         pushed = list(_pending)
         _wait_for_all(report)
         for ticket in pushed:
             _pending.pop(ticket, None)
-        running = bool(_pending)
+        if not _pending:
+            return
 
 
 @atexit.register
 def _end() -> None:
-    """Wait for all operators: a function that ran after the interpreter has ended would crash."""
-    # After an uncaught exception, errors of operators may follow from it.
+    """Wait for all operators: a function that runs after the interpreter's end would crash."""
+    # After an uncaught exception errors of operators are not printed: they may follow from it.
     drain(report=not hasattr(sys, "last_type"))
     if _exit_code:
         for stream in (sys.stdout, sys.stderr):
@@ -268,11 +255,9 @@ def _end() -> None:
 
 
 def _before_fork() -> None:
-    """Wait until no worker runs Python code.
-
-    MXNet ends its workers before a fork, and Python forks holding the GIL: a worker that needs the
-    GIL, to run a function or to return from one, would never end.
-    """
+    """Wait until no worker runs Python code."""
+    # MXNet ends its workers before a fork, and Python holds the GIL during a fork: a worker that
+    # needs the GIL, to run a function or to return from one, would never end.
     if has_started():
         _wait_for_all()
         while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
@@ -286,19 +271,14 @@ def _is_called_by_engine(frame: types.FrameType) -> bool:
 
 
 def _after_fork() -> None:
-    """Leave to the parent the errors that it has printed, and the exit code."""
+    """Forget the parent's errors, which it reports itself, and its exit code."""
     global _exit_code
-    _errors.clear()  # a custom operator's, which the parent tells
+    _errors.clear()
     _exit_code = 0
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
-def _audit(event: str, _: tuple) -> None:
-    if event == "subprocess.Popen":
-        _before_fork()
-
-
-if sys.version_info < (3, 10):  # where subprocess forks, and calls nothing that is registered
-    sys.addaudithook(_audit)
+if sys.version_info < (3, 10):  # there subprocess forks without calling what is registered
+    sys.addaudithook(lambda event, _: _before_fork() if event == "subprocess.Popen" else None)

@@ -1,17 +1,16 @@
 """The memory of operators on CPU contexts: glibc's heap, and each thread's pool of workspaces.
 
-The heap keeps freed memory. An operator's output that glibc returned to the system when it is freed
-would cost an mmap, page faults and an munmap in every step. But a program's first steps free much
-that no later step needs, such as initial values and arrays that buckets replaced: so after some
-steps free memory is returned. This starts when gluonpar is first given contexts to compute on. If
-the environment has settings for glibc's heap, they are left as they are.
+From the first contexts that gluonpar is given, the heap keeps freed memory: returning an operator's
+output to the system would cost an mmap, page faults and an munmap in every step. The first steps
+free much that later steps do not need, such as initial values, so after some steps free memory is
+returned. Settings for glibc's heap in the environment are kept.
 
 The operators that a thread pushes on CPU contexts share its pool of workspaces, and wait until
-earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts soon have
-the same one and wait for each other; with 256, rarely. But each workspace grows to the largest size
-that it was used for, so a thread's pool is replaced only when gluonpar is first given several
-contexts there. Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed,
-and its ``ResourceTempSpace`` (src/resource.cc).
+earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts often
+wait for each other; with 256, rarely. But each workspace grows to the largest size that it was used
+for, so a thread's pool is replaced only when gluonpar is first given several contexts there.
+Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed, and its
+``ResourceTempSpace`` (src/resource.cc).
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ _steps = itertools.count(1)
 
 _VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
 _SIZE_SET_BY_USER = _VARIABLE in os.environ
-# The variable is in the environment from the import on, under a name that nothing reads; its first
-# letter makes it MXNet's. So the list of variables does not change while MXNet's threads read it.
+# From the import on, the variable is in the environment under a name that differs in the first
+# letter. So the list of variables does not change while MXNet's threads read it.
 _MEANT, _HIDDEN = b"Mm"
 _libc.strdup.restype, _libc.putenv.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 _place = _libc.strdup(f"m{_VARIABLE[1:]}={_SIZE}".encode())  # never freed, as putenv needs it
 _letter = ctypes.c_uint8.from_address(_place)
 _libc.putenv(_place)
-# Of a manager: how many workspaces it made, and the address of the pool. Of a pool: its context;
-# where the workspaces, and what refers to them, begin and end.
+# Of a manager: the number of its workspaces, and the address of the pool. Of a pool: its context,
+# and where the workspaces, and the list of pointers to them, begin and end.
 _MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
 _POOL_OFFSET, _ENTRY_BYTES = 72, (72, 32)
 
@@ -57,7 +56,7 @@ _manager.restype = ctypes.c_void_p
 
 
 def keep_freed() -> None:
-    """Have glibc keep what is freed from now on."""
+    """Have glibc keep freed memory from now on."""
     global _keeps_freed
     if not (_keeps_freed or _SET_BY_USER):
         _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -68,7 +67,7 @@ def keep_freed() -> None:
 def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     """Count a step; after the steps 1, 2, 4, 8, ... return free memory to the system.
 
-    An engine's thread does so once the arrays of ``after``, which the step computes, are there.
+    A worker of the engine does so when the step has computed the arrays of ``after``.
     """
     number = next(_steps)
     if number & (number - 1) or not _keeps_freed:
@@ -80,10 +79,7 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 
 def widen() -> None:
-    """Give this thread a pool of 256 workspaces, unless the user has set another number.
-
-    Operators that have been pushed keep those that they have.
-    """
+    """Give this thread's next operators 256 workspaces, unless the user has set another number."""
     if _SIZE_SET_BY_USER or getattr(_this_thread, "is_wide", False):
         return
     managers = [_manager()]  # this thread's, and a new thread's, which reads the variable

@@ -1,14 +1,14 @@
-"""Signal handlers wait while code runs that must not be interrupted.
+"""Signal handlers are called late where an exception of theirs would do harm.
 
-Python calls a signal's handler between any two bytecodes of the main thread, and an exception that
-it raises (KeyboardInterrupt after Ctrl-C, SystemExit after SIGTERM) is raised there. In a function
-that the engine calls, the operator would then never end, and its arrays could be waited for in
-vain. Between two operators of an all-reduce, some devices would have the sum, and others not.
+Python calls signal handlers between any two bytecodes of the main thread, and the handler's
+exception (KeyboardInterrupt after Ctrl-C, SystemExit after SIGTERM) is raised there. If that is in
+a function that the engine calls, the operator never ends, and a wait for its arrays never returns.
+If it is between two operators of an all-reduce, only some devices get the sum.
 
-So each of the program's handlers that is written in Python is wrapped in one of ours. It calls the
-handler at once, or on leaving :class:`held`; in a destructor or a function that is :func:`whole` it
-has the signal sent again a millisecond later. To wrap handlers, the functions behind
-``signal.signal`` and ``signal.getsignal`` are replaced. The program still sees its own handlers.
+So the functions behind ``signal.signal`` and ``signal.getsignal`` are replaced, and each handler
+written in Python is wrapped in one of ours; the program still sees its own. Ours calls the
+program's handler at once, or on leaving :class:`held`. In a destructor, or in a function that is
+:func:`whole`, it sends the signal again after a millisecond.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
 
 _signal: Any = sys.modules["_signal"]  # the module signal calls its functions
 _MAIN = threading.main_thread().ident
-_depth = 0  # of contexts that the main thread has entered
-_waits_at = 0  # the depth at which it waits, and the second signal does not; 0: at none
-_received: list[tuple] = []  # the calls of handlers that wait: (handler, signal, frame)
-_codes: set = set()  # of functions that are never interrupted
+_depth = 0  # the number of held() that the main thread is in
+_waits_at = 0  # the depth of held_while_waiting(), or 0
+_received: list[tuple] = []  # calls of handlers to be made: (handler, signal, frame)
+_codes: set = set()  # of functions that are whole
 _set, _get = _signal.signal, _signal.getsignal
 
 
-class _Waiting:
-    """Calls a handler when it does no harm."""
+class _Waiting(NamedTuple):
+    """Calls a handler when its exception does no harm."""
 
-    def __init__(self, handler: Callable) -> None:
-        self.handler = handler
+    handler: Callable
 
     def __call__(self, number: int, frame: Any) -> None:
         inside = frame
-        while inside is not None:  # in a destructor, Python would drop the handler's exception
+        while inside is not None:  # in a destructor Python would drop the handler's exception
             if inside.f_code.co_name == "__del__" or inside.f_code in _codes:
                 _thread.start_new_thread(_send_again, (number,))
                 return
@@ -59,16 +58,13 @@ def _send_again(number: int) -> None:
 
 
 def whole(function: Callable) -> Callable:
-    """Have no handler called from the first instruction of a short ``function`` to its last."""
+    """Have no handler called inside ``function``, which must be short."""
     _codes.add(function.__code__)
     return function
 
 
 def _call_if_due() -> None:
-    """Call the handlers that wait, unless they must wait longer, once for each signal.
-
-    If a handler raises, the remaining ones go on waiting.
-    """
+    """Call the handlers of the received signals, once for each signal, unless they must wait."""
     if not _depth or (_depth == _waits_at and len(_received) > 1):
         while _received:
             handler, number, frame = _received[0]
@@ -92,11 +88,11 @@ def _own(handler: Any) -> Any:
 
 
 class held(contextlib.ContextDecorator):
-    """Call no signal handler within this context, or a function that is decorated with it.
+    """Call no signal handler inside this context, or inside a function decorated with it.
 
-    On leaving, the handlers of the signals that have come are called, once each. Only the main
-    thread is ever interrupted, so on others this does nothing. Contexts may be nested. Do not wait
-    inside one: until it is left, Ctrl-C has no effect.
+    On leaving, the handlers of the received signals are called, once each. On other threads than
+    the main thread, which are never interrupted, this does nothing. Contexts may be nested. Do not
+    wait inside: Ctrl-C has no effect until the context is left.
     """
 
     def __enter__(self) -> None:
@@ -114,7 +110,7 @@ class held(contextlib.ContextDecorator):
 
 
 class held_while_waiting(held):
-    """As held(), for code that waits: a second signal is not held back."""
+    """Do as held(), but only for the first signal, so that code inside may wait."""
 
     def __enter__(self) -> None:
         global _waits_at
@@ -124,7 +120,7 @@ class held_while_waiting(held):
 
 
 def _after_fork() -> None:
-    """Make the thread that forked the main thread, which is in none of the parent's contexts."""
+    """Take the thread that forked as the main thread, in none of the parent's contexts."""
     global _MAIN, _depth, _waits_at
     main, _MAIN = _MAIN, threading.get_ident()
     if main != _MAIN:
@@ -133,22 +129,22 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):  # and see tape
+for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):  # tape has another
     whole(_scope.__enter__)
     whole(_scope.__exit__)
 _signal.signal, _signal.getsignal = _set_waiting, _get_own
-if threading.get_ident() == _MAIN:  # another thread may not
+if threading.get_ident() == _MAIN:  # another thread may set none
     for _number in signal.valid_signals():
         if callable(_get(_number)):
             _set_waiting(_number, _get(_number))
 
 
 def end_at_crash() -> None:
-    """From now on a crash (SIGSEGV) ends the process at once, and stderr shows the program's place.
+    """From now on a crash (SIGSEGV) ends the process at once, with a traceback on stderr.
 
     MXNet's own handler calls exit(), which may wait for what the crash has interrupted.
     """
-    if signal.getsignal(signal.SIGSEGV) in (None, signal.SIG_DFL):  # the program has set none
+    if signal.getsignal(signal.SIGSEGV) in (None, signal.SIG_DFL):  # the program has no handler
         faulthandler.disable()
         ctypes.CDLL(None).signal(signal.SIGSEGV, signal.SIG_DFL)
         if sys.__stderr__ is not None:  # it is open

@@ -1,8 +1,9 @@
 """The memory of an MXNet array: its kind, its identity, NumPy views of it, and copies to devices.
 
-Private to MXNet 1.9.1: the fields of an ``NDArray`` and of its ``Chunk`` (include/mxnet/ndarray.h),
-which an array shares with all its views, and which holds the engine variable and the memory. They
-are read from memory because MXNet's own functions for them take longer than a small sum.
+An array and its views share a ``Chunk``, which holds the engine variable and the memory. Private to
+MXNet 1.9.1: the fields and functions of ``NDArray`` and ``Chunk`` (include/mxnet/ndarray.h), and
+the layout of ``TShape`` (include/mxnet/tuple.h). Fields are read from memory because MXNet's own
+functions for them take longer than a small sum, and those for row_sparse arrays wait for the array.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ import numpy as np
 from mxnet import autograd
 from mxnet.base import _LIB, check_call
 
-# NDArray: chunk; number of dimensions and the first four; offset in bytes; dtype; storage type.
+# NDArray: chunk; number of dimensions, and the first four; offset in bytes; dtype; storage type.
 _ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
-# Chunk: address; type and number of the device; whether oneDNN has the values, if not 0; whether
-# the memory is still to be allocated.
+# Chunk: address; type and number of the device; not 0 if oneDNN has the values; whether the memory
+# is still to be allocated.
 _CHUNK = struct.Struct("=Q8xii32xQ17x?")
-# From an NDArray to its variable, what autograd knows of that, and of this the NDArray of the
-# gradient (nnvm::Node, Imperative::AGInfo: include/mxnet/imperative.h).
+# The way from an NDArray to its gradient's: in NDArray, the address of its nnvm::Node; in that, of
+# Imperative::AGInfo (include/mxnet/imperative.h); in that, of the NDArray.
 _GRAD_OFFSETS = 88, 176, 56
 _ADDRESS = struct.Struct("=Q")
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
-_ANY_BYTES: Any = ctypes.c_char * (1 << 46)  # a new type for each size would take microseconds
+_ANY_BYTES: Any = ctypes.c_char * (1 << 46)  # a new type per size would take microseconds
 _GPU = mx.Context.devstr2type["gpu"]
-# By the numbers of dtype and storage type.
+# By the numbers of a dtype and a storage type.
 _TYPES = {
     (i, j): (np.dtype(dtype), stype)
     for i, dtype in mx.nd.ndarray._DTYPE_MX_TO_NP.items()
@@ -41,18 +42,30 @@ _TYPES = {
 }
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
-_reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
+
+# Of row_sparse arrays, whose only auxiliary array, number 0, has the indices of the rows.
+_INDICES = ctypes.c_size_t(0)
+_BLOB_BYTES = 256  # more than a TBlob, which begins with the address
+# A TShape: its number of dimensions, 0, and up to four dimensions (more would be on the heap).
+_TSHAPE, _FIRST_DIMENSION = struct.Struct("ii4qP"), 8
+_aux_shape = _LIB["_ZNK5mxnet7NDArray9aux_shapeEm"]  # const TShape& NDArray::aux_shape(size_t)
+_aux_shape.restype = ctypes.c_void_p
+# TBlob NDArray::aux_data(size_t); the caller passes where the TBlob is to be
+_aux_data = _LIB["_ZNK5mxnet7NDArray8aux_dataEm"]
+# void NDArray::CheckAndAllocAuxData(size_t, const TShape&)
+_allocate_indices = _LIB["_ZNK5mxnet7NDArray20CheckAndAllocAuxDataEmRKNS_6TShapeE"]
+# void NDArray::Chunk::CheckAndAllocData(const TShape&, int dtype)
+_allocate_rows = _LIB["_ZN5mxnet7NDArray5Chunk17CheckAndAllocDataERKNS_6TShapeEi"]
+
 _layout_checked = False
-_kept: list[mx.nd.NDArray] = []  # to free an array, MXNet starts the worker of its context
+_kept: list[mx.nd.NDArray] = []  # freeing an array would start the worker of its context
 _COPIES_UNDER_WAY = 4
 _pinned_lock = threading.Lock()
 
 
 def _check_layout() -> None:
-    """Raise RuntimeError unless arrays are in memory as the fields above say.
-
-    Called when an array is first read: making one starts MXNet's engine, which an import must not.
-    """
+    """Raise RuntimeError unless arrays are in memory as the structures above say."""
+    # Not called by an import, because making an array starts MXNet's engine.
     global _layout_checked
     _layout_checked = True  # this function reads, too
     shape, ctx, dtype = (3, 2, 5, 7), mx.cpu(1), mx.nd.ndarray._DTYPE_NP_TO_MX[np.float16]
@@ -62,7 +75,7 @@ def _check_layout() -> None:
     _kept.append(part)
     got: tuple = _fields(part)
     want: tuple = (chunk(whole), 4, 2, *shape[1:], 140, dtype, 0)
-    if got == want:  # so that its chunk is where it seems to be
+    if got == want:  # so the address of the chunk is right
         to_allocate = _chunk_fields(part)[1:]
         start, device = address(whole), (ctx.device_typeid, ctx.device_id, 0)
         got, want = (to_allocate, _chunk_fields(part)), ((*device, True), (start, *device, False))
@@ -77,7 +90,9 @@ def _check_layout() -> None:
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
     """Return the array's shape, dtype and storage type."""
     fields = _fields(array)
-    return (_shape(array, fields), *_TYPES[fields[-2:]])
+    ndim = fields[1]
+    shape = fields[2 : 2 + ndim] if 0 <= ndim <= 4 else array.shape
+    return (shape, *_TYPES[fields[-2:]])
 
 
 def _fields(array: mx.nd.NDArray) -> tuple:
@@ -90,11 +105,6 @@ def _chunk_fields(array: mx.nd.NDArray) -> tuple:
     return _CHUNK.unpack_from(_CHUNK_BYTES.from_address(chunk(array)))
 
 
-def _shape(array: mx.nd.NDArray, fields: tuple) -> tuple[int, ...]:
-    ndim = fields[1]
-    return fields[2 : 2 + ndim] if 0 <= ndim <= 4 else array.shape
-
-
 def context(array: mx.nd.NDArray) -> mx.Context:
     """Return the array's context: the same object for all arrays on it."""
     return _context(*_chunk_fields(array)[1:3])
@@ -103,7 +113,7 @@ def context(array: mx.nd.NDArray) -> mx.Context:
 def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """Return the fields that determine the array's kind, context, chunk and address.
 
-    Two live arrays with equal fingerprints are the same one. Raises TypeError for anything else.
+    Two live arrays with equal fingerprints are the same. Raises TypeError for other objects.
     """
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
@@ -127,13 +137,13 @@ def chunk(array: mx.nd.NDArray) -> int:
 
 
 def extent(array: mx.nd.NDArray) -> tuple[int, int, int]:
-    """Return the chunk's address, and where in it the array's memory begins and ends, in bytes."""
+    """Return the chunk's address, and the bytes in it at which the array begins and ends."""
     fields = _fields(array)
     return fields[0], fields[6], fields[6] + num_bytes(array)
 
 
 def grad_chunk(array: mx.nd.NDArray) -> int | None:
-    """Return :func:`chunk` of ``array.grad``, which takes longer; None if there is none."""
+    """Return :func:`chunk` of the gradient, faster than by ``array.grad``; None if it has none."""
     grad = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(grad)))
     if grad.value is None:
@@ -144,9 +154,9 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
 
 
 def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_uint64:
-    """Return where MXNet has the address that :func:`grad_chunk` returns.
+    """Return where in MXNet's memory the address is that :func:`grad_chunk` returns.
 
-    Keep the array's variable (:func:`gluonpar.runtime.tape.graph_of`) as long as it is read.
+    Keep the array's variable (:func:`gluonpar.runtime.tape.graph_of`) as long as this is read.
     """
     chunk(array)  # raises RuntimeError if arrays have another layout
     place = array.handle.value
@@ -159,14 +169,14 @@ def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_uint64:
 
 
 def set_grad_flags(arrays: Iterable[mx.nd.NDArray], written: bool) -> None:
-    """Set MXNet's flags that backward has written the arrays' gradients, where they have any."""
+    """Set MXNet's flags for whether backward has written the gradients of those that have one."""
     set_flag = _LIB.MXNDArraySetGradState
     for array in arrays:
-        set_flag(array.handle, written)  # an error, where there is no gradient
+        set_flag(array.handle, written)  # fails, and does nothing, where there is no gradient
 
 
 def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
-    """Return MXNet's flags that backward has written the arrays' gradients."""
+    """Return MXNet's flags for whether backward has written the arrays' gradients."""
     flag, written = ctypes.c_int(), []
     get, result = _LIB.MXNDArrayGetGradState, ctypes.byref(flag)
     for array in arrays:
@@ -182,34 +192,31 @@ def num_bytes(array: mx.nd.NDArray) -> int:
 
 
 def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Convert arrays on CPU contexts that oneDNN has left in its own layout; call as `view`."""
+    """Convert arrays that oneDNN has left in its own layout; call this as :func:`view`."""
     for array in arrays:
-        _reorder(chunk(array))
+        _reorder(ctypes.c_void_p(chunk(array)))
 
 
 def address(array: mx.nd.NDArray) -> int:
-    """Return where the elements of a dense array are; call as :func:`view`, if on a CPU context."""
+    """Return the address of a dense array's elements; on a CPU context call this as `view`."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
 
 
 def view(array: mx.nd.NDArray) -> np.ndarray:
-    """Return a flat NumPy array on the memory of ``array``, which is dense and on a CPU context.
+    """Return a flat NumPy array that shares memory with the dense ``array`` on a CPU context.
 
-    Does not wait, so call it in a function given to ``engine.push`` that writes ``array``. An array
-    that oneDNN has left in a layout of its own is first converted to the ordinary one.
+    Does not wait, so call it in a function given to ``engine.push`` that writes ``array``. If
+    oneDNN has left the array in its own layout, it is first converted to the ordinary one.
     """
     return views([array])[0]
 
 
 def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
-    """Return :func:`view` of each of ``arrays``, which have one size and dtype.
-
-    Raises ValueError for arrays on GPUs.
-    """
-    first = _fields(arrays[0])
-    size, dtype, flat = math.prod(_shape(arrays[0], first)), _TYPES[first[-2:]][0], []
+    """Return :func:`view` of each of ``arrays``, of one size and dtype. ValueError for GPUs."""
+    shape, dtype, _ = kind(arrays[0])
+    size, flat = math.prod(shape), []
     if not size:  # MXNet allocates no memory for them
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
@@ -221,14 +228,58 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
         if of_onednn:
             reorder([array])
         start = address(array) if of_onednn or unallocated else start + fields[6]
-        flat.append(np.frombuffer(_ANY_BYTES.from_address(start), dtype, size))
+        flat.append(_elements(start, size, dtype))
     return flat
 
 
+def _elements(start: int, size: int, dtype: np.dtype) -> np.ndarray:
+    return np.frombuffer(_ANY_BYTES.from_address(start), dtype, size)
+
+
+def read_rows(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return views of the indices (n,), int64 and rising, and rows (n, size) of a row_sparse array.
+
+    Call it, for an array on a CPU context, in a function given to ``engine.push`` that uses it.
+    """
+    shape, dtype, _ = kind(array)
+    number_at = _aux_shape(array.handle, _INDICES) + _FIRST_DIMENSION
+    size, number = math.prod(shape[1:]), ctypes.c_int64.from_address(number_at).value
+    if not number:
+        return np.empty(0, np.int64), np.empty((0, size), dtype)
+    rows = _elements(address(array), number * size, dtype)
+    return _indices(array, number), rows.reshape(number, size)
+
+
+def write_rows(array: mx.nd.NDArray, indices: np.ndarray, rows: np.ndarray) -> None:
+    """Replace what :func:`read_rows` returns; call this where that may be called.
+
+    Raises ValueError for more than four dimensions.
+    """
+    shape, dtype, _ = kind(array)
+    if len(shape) > 4:
+        raise ValueError(f"row_sparse arrays must have at most 4 dimensions, got shape {shape}")
+    number, dtype_number = len(indices), mx.nd.ndarray._DTYPE_NP_TO_MX[dtype.type]
+    _allocate_indices(array.handle, _INDICES, _tshape(number))
+    _allocate_rows(ctypes.c_void_p(chunk(array)), _tshape(number, *shape[1:]), dtype_number)
+    if number:
+        _indices(array, number)[:] = indices
+        _elements(address(array), rows.size, dtype)[:] = rows.ravel()
+
+
+def _tshape(*lengths: int) -> bytes:
+    return _TSHAPE.pack(len(lengths), 0, *lengths, *[0] * (4 - len(lengths)), 0)
+
+
+def _indices(array: mx.nd.NDArray, number: int) -> np.ndarray:
+    blob = ctypes.create_string_buffer(_BLOB_BYTES)
+    _aux_data(blob, array.handle, _INDICES)
+    return _elements(ctypes.c_uint64.from_buffer(blob).value, number, np.dtype("int64"))
+
+
 def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
-    """Set every element of ``arrays`` to zero, in place; row_sparse ones then have no rows."""
+    """Set every element of ``arrays`` to zero, in place; row_sparse arrays then have no rows."""
     by_context: dict[mx.Context, list[mx.nd.NDArray]] = {}
-    with autograd.pause():  # recorded, reset_arrays ends the process
+    with autograd.pause():  # if it were recorded, reset_arrays would end the process
         for array in arrays:
             if array.stype == "row_sparse":
                 none = mx.nd.sparse.zeros("row_sparse", array.shape, array.context, array.dtype)
@@ -244,20 +295,19 @@ def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
 def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
-    On a CPU context it does not wait. (``mx.nd.array`` waits for the context's earlier operators.)
-    To a GPU ``values`` go through pinned memory, and it waits for the fourth last copy from there.
-    (``mx.nd.array`` waits for this one.)
+    On a CPU context this does not wait; ``mx.nd.array`` waits for the context's earlier operators.
+    ``values`` for a GPU go through pinned memory, and this waits for the fourth last copy from
+    there; ``mx.nd.array`` waits for its own copy.
     """
-    array = (mx.np if mx.util.is_np_array() else mx.nd).empty(
-        values.shape, dtype=values.dtype, ctx=ctx
-    )
+    empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty
+    array = empty(values.shape, dtype=values.dtype, ctx=ctx)
     if not values.size:
         return array
     if ctx.device_type != "gpu":
         np.copyto(view(array).reshape(values.shape), values)
         return array
     with pinned(ctx, values.size, values.dtype) as staged:
-        check_call(_LIB.MXNDArrayWaitToWrite(staged.handle))  # for the copy it was last used for
+        check_call(_LIB.MXNDArrayWaitToWrite(staged.handle))  # for the last copy from this array
         np.copyto(view(staged).reshape(values.shape), values)
         staged.reshape(values.shape).copyto(array.as_nd_ndarray())
     return array
@@ -265,18 +315,17 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
 
 @contextlib.contextmanager
 def pinned(ctx: mx.Context, size: int, dtype: np.dtype | str) -> Iterator[mx.nd.NDArray]:
-    """Give a flat array in pinned memory of the GPU ``ctx``, which is kept and used again.
+    """Yield a flat array in the GPU's pinned memory, which is kept and used again.
 
-    Push all operators on it before the ``with`` block ends. Until then no other thread gets the
-    array; operators of its next use run after these.
+    Push all operators on it before the ``with`` block ends; until then other threads wait for it.
     """
-    with _pinned_lock, autograd.pause():  # recording, a slice would be a copy
+    with _pinned_lock, autograd.pause():  # a slice that is recorded would be a copy
         rounded = 1 << (size - 1).bit_length()  # few sizes, so that few arrays are kept
         yield next(_pinned(ctx.device_id, rounded, np.dtype(dtype)))[:size]
 
 
-@functools.lru_cache(None)  # MXNet frees pinned memory at once, and allocating it takes long
+@functools.lru_cache(None)  # MXNet does not keep pinned memory, and allocating it takes long
 def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArray]:
-    """Give flat arrays in turns, made when first used: a copy from each may be under way."""
+    """Yield four flat arrays in turns, so that a copy from each may be under way."""
     ctx = mx.cpu_pinned(device_id)
     return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))

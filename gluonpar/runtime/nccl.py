@@ -1,16 +1,16 @@
 """NVIDIA's NCCL: one operator of the engine is a collective on arrays on different GPUs.
 
-The GPUs are this process's, or one per process of a job, all of which must run their operators in
+The GPUs are this process's, or one per process of a job; all processes must run their operators in
 the same order. The operator runs on one of the threads for urgent operators of CPU contexts. It
 launches one NCCL kernel per array on streams of our own, and waits for these streams:
 
 - MXNet waits for its stream before it reports an operator as complete. So when the engine starts
   this one, all earlier work on the arrays is complete, and our streams need not wait for MXNet's.
-- The kernels of a group wait for each other, so nothing that waits for a GPU, as freeing memory
-  does, may come between their launches. They are launched under the lock under which MXNet
-  allocates and frees GPU memory. (MXNet's kvstore 'nccl' does the same.)
-- Each GPU has one stream for all device sets, and the groups are launched one after the other. So
-  all GPUs run them in the same order, and no two kernels wait for each other.
+- The kernels of a group wait for each other, so between their launches nothing may wait for a GPU,
+  as freeing memory does. They are launched with the lock held under which MXNet allocates and frees
+  GPU memory, as in MXNet's kvstore 'nccl'.
+- Each GPU has one stream for all sets of GPUs, and groups are launched one after another. So all
+  GPUs run them in the same order, and no kernels of two groups wait for each other.
 - MXNet's own kernels wait for no other GPU, so they always end.
 
 Private to MXNet 1.9.1: ``Storage`` (include/mxnet/storage.h) has a pointer to its virtual functions
@@ -44,17 +44,17 @@ _storage = _LIB["_ZN5mxnet7Storage3GetEv"]  # Storage::Get()
 _storage.argtypes, _storage.restype = [], ctypes.c_void_p
 _GPU_MUTEX_AT = 8 + 40
 _allocations_lock = threading.Lock()
-_of_job: dict[int, ctypes.c_void_p] = {}  # by the only GPU's id: its communicator for all processes
+_of_job: dict[int, ctypes.c_void_p] = {}  # the communicator for all processes, by the GPU's id
 
 
 class _UniqueId(ctypes.Structure):
-    """``ncclUniqueId``, by which the processes of a job find each other."""
+    """``ncclUniqueId``, which is the same on all processes of a job."""
 
     _fields_ = [("internal", ctypes.c_byte * 128)]
 
 
 class NCCLError(RuntimeError):
-    """A function of NCCL, or the CUDA function that waits for it, failed."""
+    """A function of NCCL, or a CUDA function that it needs, failed."""
 
 
 def refusal(ctx: Sequence[mx.Context]) -> str:
@@ -94,7 +94,7 @@ def broadcast(lists: Lists, root: int) -> None:
 def _push(
     name: str, lists: Lists, writes: Sequence[int], *arguments: int, as_bytes: bool = False
 ) -> None:
-    """Push an operator that calls a function of NCCL for each array; ``writes`` of a list."""
+    """Push an operator that calls NCCL's function ``name`` for each list; it changes ``writes``."""
     lists = [tuple(data) for data in lists]
     every = [array for data in lists for array in data]
     written = [data[i] for data in lists for i in writes]
@@ -111,10 +111,7 @@ def _rank(data: Sequence[mx.nd.NDArray], i: int) -> int:
 
 
 def only_gpu() -> str | None:
-    """Return the PCI bus id of the only GPU that this process sees.
-
-    None without NCCL, or with another number of GPUs.
-    """
+    """Return the PCI bus id of this process's only GPU; None without NCCL or with more GPUs."""
     number, name = ctypes.c_int(), ctypes.create_string_buffer(32)
     if not _library() or _cuda().cudaGetDeviceCount(ctypes.byref(number)) or number.value != 1:
         return None
@@ -122,15 +119,12 @@ def only_gpu() -> str | None:
     return name.value.decode()
 
 
-def sum_over_ranks(
-    arrays: Sequence[mx.nd.NDArray], rank: int, num_ranks: int, broadcast: Callable
-) -> None:
+def sum_over_ranks(arrays: Sequence[mx.nd.NDArray], comm: Any) -> None:
     """Sum arrays of one dtype on :func:`only_gpu` over all processes, in place, and wait.
 
-    Call it in an operator that writes ``arrays``. ``broadcast(value)`` returns rank 0's value.
+    Call it in an operator that writes ``arrays``. ``comm`` is mpi4py's communicator.
     """
-    join = functools.partial(_of_ranks, rank, num_ranks, broadcast)
-    dtype = np.dtype(arrays[0].dtype).name
+    dtype, join = np.dtype(arrays[0].dtype).name, functools.partial(_of_ranks, comm)
     _call("ncclAllReduce", [(array,) for array in arrays], dtype, (OPS["sum"],), join)
 
 
@@ -160,14 +154,11 @@ def _call(
 
 @contextlib.contextmanager
 def _no_gpu_allocations() -> Iterator[None]:
-    """Let no other thread allocate or free GPU memory through MXNet in a ``with`` block.
-
-    In it, allocate and free no array: that would wait for ever. So garbage is not collected.
-    """
+    """Let no other thread allocate or free GPU memory through MXNet in a ``with`` block."""
     libc, mutex = ctypes.CDLL(None), ctypes.c_void_p(_storage() + _GPU_MUTEX_AT)
     with _allocations_lock:
         collects = gc.isenabled()
-        gc.disable()
+        gc.disable()  # to free or allocate an array inside would wait for ever
         libc.pthread_mutex_lock(mutex)
         try:
             yield
@@ -179,22 +170,20 @@ def _no_gpu_allocations() -> Iterator[None]:
 
 @functools.lru_cache(None)
 def _of_gpus(ids: tuple[int, ...]) -> dict[int, ctypes.c_void_p]:
-    """Return each GPU's communicator for a set of GPUs. No GPU memory is allocated."""
+    """Return each GPU's communicator for a set of GPUs. Allocates no GPU memory through MXNet."""
     made = (ctypes.c_void_p * len(ids))()
     _check(_library().ncclCommInitAll(made, len(ids), (ctypes.c_int * len(ids))(*ids)))
     return dict(zip(ids, map(ctypes.c_void_p, made)))
 
 
-def _of_ranks(
-    rank: int, num_ranks: int, broadcast: Callable, ids: tuple[int]
-) -> dict[int, ctypes.c_void_p]:
-    """Return the only GPU's communicator for all processes."""
+def _of_ranks(comm: Any, ids: tuple[int]) -> dict[int, ctypes.c_void_p]:
+    """Return the communicator for all processes, by the id of this process's only GPU."""
     if not _of_job:
         unique_id, made = _UniqueId(), ctypes.c_void_p()
-        if rank == 0:
+        if comm.rank == 0:
             _check(_library().ncclGetUniqueId(ctypes.byref(unique_id)))
-        unique_id = _UniqueId.from_buffer_copy(broadcast(bytes(unique_id)))
-        _check(_library().ncclCommInitRank(ctypes.byref(made), num_ranks, unique_id, rank))
+        unique_id = _UniqueId.from_buffer_copy(comm.bcast(bytes(unique_id)))
+        _check(_library().ncclCommInitRank(ctypes.byref(made), comm.size, unique_id, comm.rank))
         _of_job[ids[0]] = made
     return _of_job
 

@@ -1,14 +1,19 @@
 """The private fields and functions of MXNet's Python classes that gluonpar uses, by public names.
 
-MXNet 1.9.1 is the last release, so they stay; no other package of gluonpar names one of them. Lists
-and dicts are the objects' own, not copies.
+MXNet 1.9.1 is the last release, so they stay. Lists and dicts are the objects' own, not copies.
 """
 
 from __future__ import annotations
 
 import functools
+<<<<<<< HEAD
 from operator import attrgetter, methodcaller
 from typing import Any, Callable, Iterable, Sequence
+=======
+from collections import Counter
+from operator import attrgetter, methodcaller, or_
+from typing import Any, Callable, Container, Iterable, Sequence
+>>>>>>> 2f68c62295a016532c1a2c65c4f9461144e225f1
 
 import mxnet as mx
 from mxnet import gluon
@@ -21,44 +26,43 @@ stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage t
 awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will initialise it
 trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
 
-# Of a gluon.Block: the blocks that it directly consists of, by name, and a function that returns
-# its parameters by their place in it, as ``save_parameters`` names them.
+# Of a gluon.Block: its direct children, by name, and its parameters by their place in the block, as
+# ``save_parameters`` names them.
 children, params_by_place = attrgetter("_children"), methodcaller("_collect_params_with_prefix")
 
 # Of a gluon.Trainer:
-params = attrgetter("_params")  # a list; the optimizer numbers them in its order
+params = attrgetter("_params")  # a list; the optimizer's indices are its indices
 contexts = attrgetter("_contexts")
 optimizer = attrgetter("_optimizer")
 kvstore = attrgetter("_kvstore")  # None until the first step, and if there is none
-kvstore_params = attrgetter("_kvstore_params")  # the arguments about the kvstore
+kvstore_params = attrgetter("_kvstore_params")  # the Trainer's arguments for the kvstore
 
 # Of an mx.optimizer.Optimizer:
 update_counts = attrgetter("_index_update_count")  # by the parameter's index
 update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by the device's number
 
-
 # Functions of MXNet for :func:`around`: the name, and the classes or modules that have it.
-INITIALISES = "_init_impl", [gluon.Parameter]  # gives a parameter its first values
-SETS_VALUES = "set_data", [gluon.Parameter]  # gives it other values, as load_parameters does
-ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]  # gives a parameter its gradients
-CASTS = "cast", [gluon.Parameter]  # gives a parameter other arrays
+INITIALISES = "_init_impl", [gluon.Parameter]  # sets the first values
+SETS_VALUES = "set_data", [gluon.Parameter]  # sets other values; load_parameters calls it
+ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]
+CASTS = "cast", [gluon.Parameter]  # makes other arrays
 MAKES_TRAINER = "__init__", [gluon.Trainer]
 FILLS_TRAINERS_KVSTORE = "_init_params", [gluon.Trainer]  # with the first values
 SUMS_GRADIENTS = "_allreduce_grads", [gluon.Trainer]
 UPDATES_BY_SUMS = "update", [gluon.Trainer]
 UPDATES_DEVICES = "_update", [gluon.Trainer]
-# Of Module: what makes a kvstore, gives it the first values, and sums gradients and updates.
+# Of Module: they make a kvstore, give it the first values, and sum gradients and update.
 CREATES_KVSTORE = "_create_kvstore", [mx.model, mx.module.module]
 FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]
 UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
-UPDATES = "__call__", [mx.optimizer.Updater]  # an Updater updates weights of a device by it
+UPDATES = "__call__", [mx.optimizer.Updater]  # updates weights of one device
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
 STEPS_ESTIMATOR = "batch_end", [estimator.GradientUpdateHandler]  # by the number of losses
-BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]  # makes the graph of a hybridized block
+BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]
 
 
 def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
-    """Decorate ``replacement(original, *args)``, to be called in place of ``function``."""
+    """Have the decorated ``replacement(original, *args)`` called in place of ``function``."""
     name, owners = function
     original = getattr(owners[0], name)
 
@@ -75,19 +79,33 @@ def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
 
 
 def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
-    """Return the parameters of the block's graph, if that is one with ``static_shape``."""
+    """Return the parameters of the block's graph, if it was made with ``static_shape``."""
     if block._cached_op is None or not dict(block._flags).get("static_shape"):
         return set()
     return {param for is_data, param in block._cached_op_args if not is_data}
 
 
+<<<<<<< HEAD
 def keep_no_arrays(block: gluon.HybridBlock) -> None:
     """Make a block's graph anew, with all parameters as data, of which it keeps no arrays."""
     block._cached_op = mx.nd.CachedOp(block._cached_graph[1], block._flags)
+=======
+def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
+    """Make a block's graph anew, with the parameters ``as_data`` as inputs.
+
+    A graph with ``static_shape`` keeps the arrays of other parameters, but not of inputs.
+    """
+    indices: dict[str, list[int]] = {"data_indices": [], "param_indices": []}
+    for i, (is_data, param) in enumerate(block._cached_op_args):
+        kind = "data_indices" if is_data or param in as_data else "param_indices"
+        indices[kind].append(i)
+    _, symbol = block._cached_graph
+    block._cached_op = mx.nd.CachedOp(symbol, [*indices.items(), *block._flags])
+>>>>>>> 2f68c62295a016532c1a2c65c4f9461144e225f1
 
 
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
-    """Have a Trainer give its kvstore the present weights, if the kvstore updates weights."""
+    """Have a Trainer give its kvstore the present weights, if it updates by the kvstore."""
     if trainer._kv_initialized and trainer._update_on_kvstore:
         trainer._reset_kvstore()
 
@@ -95,23 +113,20 @@ def forget_kvstore_values(trainer: gluon.Trainer) -> None:
 def level_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
     """Give these devices each parameter's largest count of any device, as after loading states."""
     by_device = optimizer._all_index_update_counts
-    latest: dict[int, int] = {}
-    for counts in by_device.values():
-        for i, number in counts.items():
-            latest[i] = max(number, latest.get(i, number))
-    by_device.update({c.device_id: dict(latest) for c in ctx})
+    # The union of two Counters has the larger counts.
+    largest: Counter = functools.reduce(or_, map(Counter, by_device.values()))
+    by_device.update({c.device_id: dict(largest) for c in ctx})
 
 
 def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:
-    """Give the updates of these parameters, one of each, the same learning rate.
+    """Have the next update of each of these parameters use the same learning rate.
 
-    MXNet's schedules read the largest count of any parameter. If some were left out of steps, that
-    changes from one update of a step to the next.
+    MXNet's schedules read the largest count of any parameter. If parameters were left out of
+    earlier steps, that count would change between the updates of one step.
     """
-    counts = optimizer._index_update_count
-    for i in indices:
-        number = counts.get(i, optimizer.begin_num_update) + 1
-        optimizer.num_update = max(optimizer.num_update, number)
+    counts, first = optimizer._index_update_count, optimizer.begin_num_update
+    numbers = [counts.get(i, first) + 1 for i in indices]
+    optimizer.num_update = max([optimizer.num_update, *numbers])
 
 
 def count_updates(
@@ -123,7 +138,7 @@ def count_updates(
 
 
 def onnx_graph() -> type:
-    """Return the class by which MXNet's exporter makes an ONNX graph; imports ``onnx``."""
+    """Return the class of MXNet that makes an ONNX graph; imports ``onnx``."""
     from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
 
     return MXNetGraph

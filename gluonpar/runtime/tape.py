@@ -1,12 +1,12 @@
 """MXNet's tape: what a backward pass will write, and in which recordings its heads were computed.
 
 Each operator that autograd records is a node of a graph: ``node_7`` is the eighth in the process,
-on any thread. An array with a gradient has a name, too, such as ``var3``, and a new one when a
-gradient is attached again. A pass writes the gradients of the arrays that its heads' graph names.
+on any thread. An array with a gradient has a name, too, such as ``var3``, and a new name when a
+gradient is attached again. A pass writes the gradients of the arrays that are in its heads' graph.
 A *recording* is what a thread records from one ``autograd.record()`` to its end, whatever scopes
 are entered in between: an interval of nodes' numbers.
 
-To see recordings and passes, functions of MXNet 1.9.1 are replaced by others that call them.
+To observe recordings and passes, functions of MXNet 1.9.1 are replaced by others that call them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from mxnet.base import _LIB, NDArrayHandle, SymbolHandle
 
 from gluonpar.runtime import interrupts
 
-# A gradient that a pass will write: its head's recording, its array's owner, the index there.
+# A gradient that a pass will write: the head's recording, the array's owner, and its index there.
 Written = Tuple["Recording", Any, int]
 
 lock = threading.RLock()  # not held during a pass
-owners: dict[str, tuple[Any, int]] = {}  # by name, with indices; renew() of one looks names up anew
-num_passes: collections.Counter = collections.Counter()  # while watched, by thread's identifier
-_MOST_RECORDINGS = 2048  # that are known; it takes a megabyte or two
+owners: dict[str, tuple[Any, int]] = {}  # by an array's name; owner.renew() looks up new names
+num_passes: collections.Counter = collections.Counter()  # since watch(), by the thread's identifier
+_MOST_RECORDINGS = 2048  # that are kept, in one or two megabytes
 _begin_pass: Callable[[Sequence[Written]], Callable[[], None]]  # of watch()
-_marker: mx.nd.NDArray  # reshaping it is a node of the graph, though nothing is computed
+_marker: mx.nd.NDArray  # reshaping it makes a node of the graph, and computes nothing
 _backward, _attach = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables
 _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
 
 
 class Recording:
-    """A thread's recording; ``part`` is for the caller of :func:`watch`."""
+    """A thread's recording; the caller of :func:`watch` may set ``part``."""
 
     def __init__(self, thread: int | None) -> None:
         self.thread, self.depth, self.end = thread, this_thread.depth, math.inf
@@ -52,7 +52,7 @@ class _Thread(threading.local):
     depth = 0  # number of autograd's scopes that have not been left
 
     def __init__(self) -> None:
-        self.program = threading.get_ident()  # the thread for which this one records
+        self.program = threading.get_ident()  # for a device's thread: the thread that called it
 
 
 this_thread = _Thread()
@@ -61,7 +61,8 @@ this_thread = _Thread()
 def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None:
     """From now on call ``begin_pass(written)`` before each pass, and its result after the pass.
 
-    ``written`` is what the pass will write of ``owners``. Signals' handlers wait until the end.
+    ``written`` are the gradients in ``owners`` that the pass will write. Signal handlers wait until
+    the pass has ended.
     """
     global _begin_pass, _marker
     if _LIB.MXAutogradBackwardEx is _backward:
@@ -74,14 +75,14 @@ def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None
 
 
 def graph_of(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
-    """Return the graph that computed the array; for an array with a gradient, its variable."""
+    """Return the graph that computed the array, or the variable of an array with a gradient."""
     graph = SymbolHandle()
     is_none = _LIB.MXAutogradGetSymbol(NDArrayHandle.from_param(handle), ctypes.byref(graph))
     return None if is_none else mx.sym.Symbol(graph)
 
 
 def _written(heads: Sequence[int]) -> list[Written]:
-    """Return what a pass from these heads writes; nothing if MXNet will refuse one of them."""
+    """Return what a pass from these heads writes: nothing if MXNet will refuse one of them."""
     by_recording: dict[Recording, list[mx.sym.Symbol]] = {}
     for graph in map(graph_of, heads):
         if graph is None:
@@ -95,7 +96,7 @@ def _written(heads: Sequence[int]) -> list[Written]:
 
 
 def _recording_of(node: str) -> Recording:
-    """Return the recording of a node: if several were open, this program's, else the latest."""
+    """Return a node's recording: if several were open, this program's, otherwise the latest."""
     position = int(node[5:]) if node.startswith("node_") else 0
     found = None
     with lock:
@@ -116,7 +117,7 @@ def _number(argument: Any) -> int:
 def _watched_pass(*arguments: Any) -> int:
     num_heads, heads, _, num_variables = arguments[:4]
     num_passes[threading.get_ident()] += 1
-    if _number(num_variables):  # of autograd.grad: it writes other arrays
+    if _number(num_variables):  # autograd.grad, which writes other arrays
         return _backward(*arguments)
     with interrupts.held():
         handles = ctypes.cast(heads, ctypes.POINTER(ctypes.c_void_p))
@@ -139,7 +140,7 @@ def _watched_attach(num_arrays: Any, arrays: Any, *rest: Any) -> int:
 
 @functools.wraps(_set_recording)
 def _watched_switch(is_recording: Any, before: Any) -> int:
-    """Begin a recording, or end it on leaving the scope that began it, not one entered later."""
+    """Begin a recording, or end it on leaving the scope that began it."""
     is_on, recording = _number(is_recording), this_thread.recording
     if recording and not is_on and this_thread.depth <= recording.depth:
         recording.end = _mark() if autograd.is_recording() else recording.end
@@ -171,14 +172,14 @@ autograd._RecordingStateScope = _Scope
 
 def _mark() -> int:
     """Record a node, and return its number."""
-    node = NDArrayHandle()  # by Python's reshape it takes three times as long
+    node = NDArrayHandle()  # calling reshape in Python takes three times as long
     _LIB.MXNDArrayReshape64(_marker.handle, 1, _ONE, False, ctypes.byref(node))
     graph: Any = graph_of(node)
     _LIB.MXNDArrayFree(node)
     return int(graph.name[5:])
 
 
-# Pairs of a recording's first node and the recording, in order. The first pair stands for all
-# recordings that are not known.
+# Pairs of a recording's first node and the recording, in order. The first pair is for all that are
+# not kept.
 _recordings = [(-1, Recording(None))]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -1,16 +1,16 @@
 """The threads that compute on the host: a team for each CPU context, and a pool for whole arrays.
 
-The engine has a worker thread for each CPU context, which starts an OpenMP team. K contexts get
-``cores / K`` threads each, at least one. A team can shrink but not grow: oneDNN allocates an
-operator's scratch memory for the team that it first ran with, and MXNet caches the operator, so a
-larger team would write past the end (measured: a crash within a few steps). So teams start as large
-as the machine (MXNet would take half of it, assuming hyperthreads), and only shrink. Workers that
-start later get the smallest share so far. All start again after a fork, as by a DataLoader with
-``num_workers``, and after any subprocess under Python 3.8 and 3.9.
+The engine has a worker thread for each CPU context, which starts an OpenMP team. Each of K contexts
+gets ``cores / K`` threads, at least one. A team can shrink but not grow: oneDNN allocates an
+operator's scratch memory for the team that first runs it, and MXNet caches the operator, so a
+larger team would write past the end (measured: a crash within a few steps). So teams start with a
+thread per processor (MXNet starts them with half of that, assuming hyperthreads), and only shrink.
+Workers that start later get the smallest share so far. All workers start again after a fork, as by
+a DataLoader with ``num_workers``, and after any subprocess under Python 3.8 and 3.9.
 
-The pool's threads and one of the engine's apply NumPy's functions to arrays of all CPU contexts,
+The pool's threads and a thread of the engine apply NumPy's functions to arrays of all CPU contexts,
 block by block: :func:`run`. A task's blocks stay in a core's cache from being read to being
-written, so each array crosses the memory bus once in and once out, whatever the function does.
+written, so each array is read from memory once and written once, whatever the function does.
 """
 
 from __future__ import annotations
@@ -31,30 +31,28 @@ from gluonpar.install import processors
 from gluonpar.runtime import engine, heap, memory
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
-BYTES_INLINE = 2 << 20  # of all arrays: up to this, the work takes less than waking a worker
-BYTES_PER_THREAD = 16 << 20  # of all arrays: with fewer bytes waking a thread does not pay
+BYTES_INLINE = 2 << 20  # of all arrays: up to this the work takes less time than waking a worker
+BYTES_PER_THREAD = 16 << 20  # of all arrays: for less, waking a thread takes longer than it saves
 
 _SET_BY_USER = not {"OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"}.isdisjoint(os.environ)
 _last_shared: list[mx.Context] = []
 _limit: int | None = None
-_first_size: int | None = None  # of workers that started before any was shrunk
-_team_size: dict[int, int] = {}  # of workers that were shrunk, by device id
+_first_size: int | None = None  # of teams that started before any was shrunk
+_team_size: dict[int, int] = {}  # of teams that were shrunk, by device id
 _libgomp = ctypes.CDLL("libgomp.so.1")  # the one that libmxnet.so has loaded
-
-
 _openmp = _LIB["_ZN5mxnet6engine6OpenMP3GetEv"]  # mxnet::engine::OpenMP::Get()
 _openmp.restype = ctypes.c_void_p
-# A worker's first team size: the second field (src/engine/openmp.h), after a bool.
+# The first size of a team: the second field (src/engine/openmp.h), after a bool.
 _thread_max = ctypes.c_int.from_address(_openmp() + 4)
 
 
 def cores() -> int:
-    """Return how many processors this process uses: :func:`limit`'s, or all that it may use."""
+    """Return the number of processors that this process uses: all that it may, or the limit."""
     return _limit or processors.usable()
 
 
 def limit(num_processors: int) -> None:
-    """Let this process use ``num_processors``; other ranks compute on the rest."""
+    """Let this process use ``num_processors``, and other ranks the rest."""
     global _limit, _last_shared
     _limit, _last_shared = num_processors, []
     if not (_SET_BY_USER or engine.has_started()):
@@ -62,12 +60,11 @@ def limit(num_processors: int) -> None:
 
 
 def share(ctx: Sequence[mx.Context]) -> None:
-    """Give each distinct CPU context of ``ctx`` its even share of the processors, from now on.
+    """Give each distinct CPU context of ``ctx`` an even share of the processors, from now on.
 
     GPUs are ignored, and all contexts if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
-    From the first call on freed memory stays in the process, and from a thread's first call with
-    several contexts on the operators that it pushes have more workspaces
-    (:mod:`gluonpar.runtime.heap`). A call with the same contexts costs one comparison.
+    The first call, and a thread's first call with several contexts, also change the memory of
+    operators (:mod:`gluonpar.runtime.heap`). A call with the same contexts costs one comparison.
     """
     global _last_shared, _first_size
     heap.keep_freed()
@@ -92,7 +89,7 @@ def share(ctx: Sequence[mx.Context]) -> None:
 
 
 def size(ctx: mx.Context) -> int:
-    """Return how many threads gluonpar lets the CPU context ``ctx`` compute with."""
+    """Return the number of threads by which the CPU context ``ctx`` computes."""
     return _team_size.get(ctx.device_id, _thread_max.value)
 
 
@@ -104,7 +101,7 @@ def describe(ctx: Sequence[mx.Context]) -> str:
 
 
 def _shrink(ctx: mx.Context, num_threads: int) -> None:
-    """Set the size of the context's team, on its worker thread: OpenMP keeps it per thread."""
+    """Set the size of the context's team on its worker, as OpenMP has a setting per thread."""
 
     def on_worker() -> None:
         _libgomp.omp_set_num_threads(min(num_threads, _libgomp.omp_get_max_threads()))
@@ -123,7 +120,7 @@ def push(
 def place(num_bytes: int) -> dict[str, bool]:
     """Return arguments of :func:`engine.push` for a function that may call :func:`run`."""
     if num_bytes >= BYTES_PER_THREAD:
-        pool()  # now, since an exiting process cannot start threads
+        pool()  # now, because a process that is ending cannot start threads
     small = num_bytes <= BYTES_INLINE
     return {"inline": small, "prioritized": not small}
 
@@ -132,11 +129,11 @@ Task = Tuple[Callable[..., None], Sequence[np.ndarray]]
 
 
 def run(tasks: Sequence[Task], num_bytes: int, max_threads: int | None = None) -> None:
-    """Call each task's function on all blocks of its arrays; return when everything is done.
+    """Call each task's function on all blocks of its arrays; return when all is done.
 
     The arrays of a task are flat and of equal length. All are cut in the same places, and the
     function is given one block of each, in no particular order and on any thread. ``num_bytes`` is
-    the total of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
+    that of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
     processors). An exception ends the work, and is raised when no thread uses the arrays any more.
     """
     if num_bytes <= BLOCK_BYTES:
@@ -154,13 +151,13 @@ def run(tasks: Sequence[Task], num_bytes: int, max_threads: int | None = None) -
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work() -> None:
+        error = None
         try:
             _call_all(remaining)
-        except BaseException as error:  # it would end the pool's thread
+        except BaseException as raised:  # it would end the pool's thread
+            error = raised
             blocks.clear()  # so that the other threads stop
-            ended.put(error)
-        else:
-            ended.put(None)
+        ended.put(error)
 
     for _ in range(num_threads - 1):
         pool().put(work)
@@ -175,8 +172,7 @@ def _call_each(blocks: Iterable[Task]) -> None:
         function(*arrays)
 
 
-# Call functions without warnings, as MXNet's operators: overflow gives inf. np.errstate would take
-# microseconds.
+# As in MXNet's operators, overflow gives no warning. np.errstate would take microseconds.
 if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
 
     def _call_all(blocks: Iterable[Task]) -> None:
