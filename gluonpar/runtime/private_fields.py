@@ -6,14 +6,9 @@ MXNet 1.9.1 is the last release, so they stay. Lists and dicts are the objects' 
 from __future__ import annotations
 
 import functools
-<<<<<<< HEAD
-from operator import attrgetter, methodcaller
-from typing import Any, Callable, Iterable, Sequence
-=======
 from collections import Counter
 from operator import attrgetter, methodcaller, or_
-from typing import Any, Callable, Container, Iterable, Sequence
->>>>>>> 2f68c62295a016532c1a2c65c4f9461144e225f1
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -85,23 +80,9 @@ def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
     return {param for is_data, param in block._cached_op_args if not is_data}
 
 
-<<<<<<< HEAD
 def keep_no_arrays(block: gluon.HybridBlock) -> None:
     """Make a block's graph anew, with all parameters as data, of which it keeps no arrays."""
     block._cached_op = mx.nd.CachedOp(block._cached_graph[1], block._flags)
-=======
-def make_graph(block: gluon.HybridBlock, as_data: Container[gluon.Parameter]) -> None:
-    """Make a block's graph anew, with the parameters ``as_data`` as inputs.
-
-    A graph with ``static_shape`` keeps the arrays of other parameters, but not of inputs.
-    """
-    indices: dict[str, list[int]] = {"data_indices": [], "param_indices": []}
-    for i, (is_data, param) in enumerate(block._cached_op_args):
-        kind = "data_indices" if is_data or param in as_data else "param_indices"
-        indices[kind].append(i)
-    _, symbol = block._cached_graph
-    block._cached_op = mx.nd.CachedOp(symbol, [*indices.items(), *block._flags])
->>>>>>> 2f68c62295a016532c1a2c65c4f9461144e225f1
 
 
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
