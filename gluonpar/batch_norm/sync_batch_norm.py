@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import uuid
@@ -92,11 +91,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self.is_local = cluster.is_local()  # not of the ranks of a job
         self._key = self.name_in_job = uuid.uuid4().hex
         if not self.is_local:
-            _num_named[self.name] += 1
-            number = _num_named[self.name]
-            self.name_in_job = self.name if number == 1 else f"{self.name} (number {number})"
+            self.name_in_job = device_sums.name_in_job(self.name)
             _in_job[self.name_in_job] = self
-            device_sums.join_job()
         self._plain_round: Round | None = None
         _layers[self._key] = self
 
@@ -141,12 +137,12 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def _round(self) -> Round:
         """Return this thread's round, or for a plain loop the layer's, until one has failed."""
-        current, plain, number = current_round(), self._plain_round, self._num_devices()
+        current, plain = current_round(), self._plain_round
         if current:
             return current
-        how = number, cluster.size() > 1
-        if not plain or plain.failed or (plain.num_devices, plain.spans) != how:
-            plain = self._plain_round = Round(number, f"a plain loop with {self.name_in_job}")
+        how = self._num_devices(), cluster.size() > 1
+        if not plain or plain.failed or (plain.num_devices, bool(plain.messages)) != how:
+            plain = self._plain_round = Round(how[0], f"a plain loop with {self.name_in_job}")
         return plain
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
@@ -204,9 +200,8 @@ _NAIVE_ENGINE = (
 # Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 _imported: dict[str, SyncBatchNorm] = {}
-# Those that were made outside cluster.local(): ranks tell layers of one name apart by their order.
+# Those that were made outside cluster.local(), by their name on all ranks.
 _in_job: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
-_num_named: collections.Counter[str] = collections.Counter()
 
 
 def share_running_statistics(round_: Round) -> None:
@@ -226,10 +221,10 @@ def share_running_statistics(round_: Round) -> None:
 
 def _follow_statistics(round_: Round) -> None:
     """On a rank without tasks, compute the running statistics from the other ranks' sums."""
-    if not round_.of_ranks.is_shared:
+    if not round_.number:
         return
     seconds = max((layer.timeout_seconds for layer in _in_job.values()), default=0)
-    calls = device_sums.wait_for_tasks(round_, seconds) if seconds else {}
+    calls = round_.wait_for_tasks(seconds) if seconds else {}
     for name, num_calls in calls.items():
         layer = _in_job.get(name)
         if layer is None or private_fields.awaits_shape(layer.running_mean):

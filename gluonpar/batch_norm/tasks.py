@@ -95,7 +95,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
         try:
             yield round_.call
             round_.check_begun()
-            round_.say_tasks()
+            round_.send_tasks()
         except BaseException:
             device_sums.abandon(round_)
             for function in round_.after_failure:
