@@ -7,13 +7,12 @@ from gluonpar.adapters import kvstore, towers
 from gluonpar.adapters.data_loader import DataLoader
 from gluonpar.adapters.estimator import BatchProcessor
 from gluonpar.adapters.parallel import make_parallel
-from gluonpar.adapters.towers import Towers, TowersEpoch, average_gradients
+from gluonpar.adapters.towers import Towers, average_gradients
 
 __all__ = [
     "BatchProcessor",
     "DataLoader",
     "Towers",
-    "TowersEpoch",
     "average_gradients",
     "kvstore",
     "make_parallel",
