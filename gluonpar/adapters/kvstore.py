@@ -6,9 +6,9 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 
 from __future__ import annotations
 
-import weakref
 from numbers import Number
 from typing import Any, Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -18,6 +18,8 @@ from gluonpar.cluster import world
 from gluonpar.collectives import Exchange, arguments, in_buckets
 from gluonpar.gluon import batches, check_draws_nothing, consistency
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
+
+Arrays = Sequence[mx.nd.NDArray]  # of a key, one per device
 
 # MXNet calls one optimizer for each device in turn. These would give each copy of a parameter
 # another value: SGLD draws random numbers, LBSGD has one array for all of a Trainer's copies.
@@ -111,54 +113,37 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
 
         With ``out``, an array or a list, ``value`` is left as it is and every array of ``out``
         becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key,
-        all on the same contexts, and are summed together.
-        With several processes the sum is over the devices of all processes.
-
-        Where the arrays that become the sum are a Parameter's gradients, a device that had no
-        sample adds nothing, and gets the sum, too.
+        all on the same contexts. With several processes the sum is over the devices of all. Where
+        the arrays that become the sum are a Parameter's gradients, a device that had no sample adds
+        nothing, and gets the sum, too.
 
         Raises ValueError for arrays of different shapes or dtypes, and for an array under two keys.
         A Trainer or Module gives row_sparse arrays to :meth:`push`.
         """
         lists = _lists(key, value, "value")
-        targets = lists if out is None else _lists(key, out, "out")
-        if not lists:
-            return
-        exchange, summands, sums, stale = _exchange(lists), [], [], []
-        with autograd.pause():
-            for data, arrays, added in zip(lists, targets, _begin_sums(targets)):
-                if added is None:
-                    continue
-                summands.append(data if out is None else [array.copy() for array in data])
-                sums.append(arrays)
-                if len(data) == len(arrays):
-                    stale += [array for array, is_added in zip(summands[-1], added) if not is_added]
-            memory.zero(stale)
-            buckets = in_buckets(summands)
-            if out is None:
-                heap.return_free(summands)
-                exchange.allreduce(buckets)
-                return
-            exchange.reduce(buckets)
-            for (total, *_), arrays in zip(summands, sums):
-                for array in arrays:  # it may be in value, too
-                    total.copyto(array)
+        if out is not None:
+            targets = _lists(key, out, "out")
+            with autograd.pause():
+                for total, arrays in zip(_summed(lists, targets), targets):
+                    for array in arrays:  # it may be in value, too
+                        total.copyto(array)
+        elif lists:
+            exchange, added = _exchange(lists), _begin_sums(lists, lists)
+            summands = [data for data, is_added in zip(lists, added) if is_added]
+            heap.return_free(summands)
+            exchange.allreduce(in_buckets(summands))
 
     @cluster.in_scope
     @interrupts.held()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the arrays ``value``, one per device, under ``key``.
 
-        With a list of keys, one list of arrays per key. With several processes the sum is over the
-        devices of all processes. For gradients that are row_sparse; sum dense ones with
-        :meth:`pushpull`, which copies nothing.
+        With a list of keys, one list of arrays per key, all on the same contexts. With several
+        processes the sum is over the devices of all. For gradients that are row_sparse; sum dense
+        ones with :meth:`pushpull`, which copies nothing.
         """
-        for name, data in zip(_keys(key), _lists(key, value, "value")):
-            [added] = _begin_sums([data])
-            memory.zero([array for array, is_added in zip(data, added or ()) if not is_added])
-            copies = [array.copy() for array in data]
-            _exchange([copies]).reduce(in_buckets([copies]))
-            self._pushed[name] = copies[0]
+        lists = _lists(key, value, "value")
+        self._pushed.update(zip(_keys(key), _summed(lists, lists)))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -180,8 +165,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
 
 
 # How ranks recognise each Trainer that uses this store.
-_identities: weakref.WeakKeyDictionary[gluon.Trainer, consistency.Identity]
-_identities = weakref.WeakKeyDictionary()
+_identities: WeakKeyDictionary[gluon.Trainer, consistency.Identity] = WeakKeyDictionary()
 
 
 def _is_ours(kvstore: Any) -> bool:
@@ -229,9 +213,8 @@ def _sum_together(sum_gradients: Callable, trainer: gluon.Trainer) -> None:
             kind = dense if private_fields.grad_stype(param) == "default" else sparse
             kind[i] = param.list_grad()
     store.pushpull([*dense], [*dense.values()])
-    for i, grads in sparse.items():
-        store.push(i, grads)
-        store.pull(i, grads)
+    store.push([*sparse], [*sparse.values()])
+    store.pull([*sparse], [*sparse.values()])
 
 
 @private_fields.around(private_fields.UPDATES_BY_SUMS)
@@ -316,7 +299,7 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 # The present or last step of each optimizer that a Trainer or Module uses with this store.
-_steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakKeyDictionary()
+_steps: WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = WeakKeyDictionary()
 
 
 @private_fields.around(private_fields.UPDATES)
@@ -352,13 +335,14 @@ def _update_alike(
         private_fields.level_update_counts(optimizer, ctx)
 
 
-def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | None]:
-    """Return per list, by device, whether its array is added; None if no rank adds one.
+def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool]:
+    """Return for each of ``lists`` whether some rank adds an array of it; its sum is for a target.
 
-    Arrays are added unless they are gradients of a Parameter that do not count. The Parameters'
-    gradients are marked as sums, by which their Trainer updates on all devices.
+    Where a target is the gradients of a Parameter, arrays of devices whose gradients do not count
+    are set to zero, and the gradients are marked as sums, by which their Trainer updates on all
+    devices.
     """
-    params = [*map(batches.param_of, lists)]
+    params = [*map(batches.param_of, targets)]
     known = [param for param in params if param is not None]
     names, facts = [], {}
     for trainer in dict.fromkeys(map(private_fields.trainer, known)):
@@ -372,14 +356,29 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
     counting = dict(zip(known, zip(*summands)))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed)
-    added = []
+    added, old = [], []
     for param, data in zip(params, lists):
-        counts, on_some_rank = counting.get(param, ([True] * len(data), True))
-        added.append(counts if on_some_rank else None)
+        counts, is_added = counting.get(param, ([], True))
+        added.append(is_added)
+        if is_added and len(data) == len(counts):
+            old += [array for array, is_new in zip(data, counts) if not is_new]
+    memory.zero(old)
     return added
 
 
-def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:
+def _summed(lists: Sequence[Arrays], targets: Sequence[Arrays]) -> list[mx.nd.NDArray]:
+    """Return the sum of each of ``lists`` as a new array, to be copied to its ``targets``."""
+    if not lists:
+        return []
+    exchange = _exchange(lists)
+    with autograd.pause():
+        copies = [[array.copy() for array in data] for data in lists]
+        _begin_sums(targets, copies)
+        exchange.reduce(in_buckets(copies))
+    return [total for total, *_ in copies]
+
+
+def _exchange(lists: Sequence[Arrays], op: str | None = "sum") -> Exchange:
     """Return the exchange for lists that are added, or with ``op`` None only copied."""
     kinds = [
         arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
@@ -395,7 +394,7 @@ def _keys(key: Any) -> Sequence[Any]:
     return key if isinstance(key, (list, tuple)) else [key]
 
 
-def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:
+def _lists(key: Any, arrays: Any, name: str) -> list[Arrays]:
     """One list of arrays per key."""
     several = isinstance(key, (list, tuple))
     if several and len(key) != len(arrays):
