@@ -43,30 +43,26 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
         losses = gluonpar.run_tasks(forward_backward, shards, ctx)
 
-    A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/design-notes.md).
+    A plain loop, ``[net(X) for X, y in shards]``, could wait for ever there (docs/design-notes.md).
     It is refused: at once, with a RuntimeError; in a hybridized network whose shapes are not known
     yet with a ValueError, and if it has been called before with an MXNetError where a result is
     read. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
     (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
     an imported symbol trains in them on as many devices as when it was traced.
 
-    Reading a result waits for all devices. If a device does not arrive within ``timeout_seconds``,
-    the others fail with an MXNetError where a result is read.
-
     In a job of several processes the devices are those of all ranks: P ranks with K devices each
-    have the bits of one process with P x K. All ranks make the same layers, and call them equally
-    often; a rank without samples calls ``run_tasks(task, [], ctx)`` and gets the running
-    statistics. The error names layers that differ, and a rank that does not come within
-    ``timeout_seconds``. With one device per rank a plain loop works on CPU contexts, too, if all
-    ranks have samples. A layer that was made or is called inside ``gluonpar.cluster.local()`` has
-    the mean and variance of this process.
+    have the bits of one process with P x K (docs/cluster.md says what ranks must do alike). A layer
+    that was made or is called inside ``gluonpar.cluster.local()`` has the mean and variance of this
+    process.
 
-    Mean and variance are two all-reduces of one number per channel through the host, and so are
-    their gradients; on CPU contexts it takes several times as long as BatchNorm.
+    Reading a result waits for all devices. If a device or a rank does not arrive within
+    ``timeout_seconds``, the others fail with an MXNetError where a result is read. Mean and
+    variance are two all-reduces of one number per channel through the host, and so are their
+    gradients; on CPU contexts it takes several times as long as BatchNorm.
 
-    Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
-    ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
-    training on several devices under NaiveEngine, too.
+    Raises ValueError if ``timeout_seconds`` is not positive or ``num_devices`` less than 1, and
+    when called if its parameters are on one context twice; RuntimeError in training on several
+    devices under NaiveEngine, too.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -81,12 +77,10 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
-        axis = kwargs.pop("axis", 1)
-        if axis != 1:
-            raise ValueError(f"axis must be 1, got {axis}")
         _check_num_devices(num_devices)
-        super().__init__(axis, *args, in_channels=in_channels, **kwargs)
+        super().__init__(1, *args, in_channels=in_channels, **kwargs)  # 1 is the axis of channels
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
+        self.momentum = self._kwargs["momentum"]
         self._half = False
         self.is_local = cluster.is_local()  # not of the ranks of a job
         self._key = self.name_in_job = uuid.uuid4().hex
@@ -95,11 +89,6 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             _in_job[self.name_in_job] = self
         self._plain_round: Round | None = None
         _layers[self._key] = self
-
-    @property
-    def momentum(self) -> float:
-        """The part of the running statistics that a call in training leaves."""
-        return self._kwargs["momentum"]
 
     def _num_devices(self) -> int:
         """Return what is set, or the number of the parameters' contexts; 1 if there are none."""
@@ -221,10 +210,8 @@ def share_running_statistics(round_: Round) -> None:
 
 def _follow_statistics(round_: Round) -> None:
     """On a rank without tasks, compute the running statistics from the other ranks' sums."""
-    if not round_.number:
-        return
-    seconds = max((layer.timeout_seconds for layer in _in_job.values()), default=0)
-    calls = round_.wait_for_tasks(seconds) if seconds else {}
+    seconds = [layer.timeout_seconds for layer in _in_job.values()]
+    calls = round_.wait_for_tasks(max(seconds)) if round_.number and seconds else {}
     for name, num_calls in calls.items():
         layer = _in_job.get(name)
         if layer is None or private_fields.awaits_shape(layer.running_mean):
@@ -317,18 +304,11 @@ def _check_num_devices(num_devices: int | None) -> None:
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     """The operator's attributes, which a symbol keeps as strings."""
 
-    def __init__(
-        self,
-        key: str,
-        name_of_layer: str,
-        num_devices: str,
-        momentum: str,
-        frozen: str,
-        variance: str,
-    ) -> None:
+    def __init__(self, key: str, name_of_layer: str, momentum: str, **numbers: str) -> None:
         super().__init__(need_top_grad=True)
-        self.key, self.name, self.num_devices = key, name_of_layer, int(num_devices)
-        self.momentum, self.frozen, self.variance = float(momentum), frozen == "1", variance == "1"
+        self.key, self.name, self.momentum = key, name_of_layer, float(momentum)
+        self.num_devices, self.frozen = int(numbers["num_devices"]), int(numbers["frozen"])
+        self.variance = bool(int(numbers["variance"]))
 
     def list_arguments(self) -> list[str]:
         return ["sums", "shape"]
