@@ -21,25 +21,20 @@ from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, 
 
 Arrays = Sequence[mx.nd.NDArray]  # of a key, one per device
 
-# MXNet calls one optimizer for each device in turn. These would give each copy of a parameter
-# another value: SGLD draws random numbers, LBSGD has one array for all of a Trainer's copies.
-_NOT_BY_MODULE = (mx.optimizer.SGLD,)
-_NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
-
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
 class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gradients
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
-    For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
-    int, a string or a list of these; only :meth:`push` stores a value under it. ``priority`` is not
-    used.
+    It takes the arrays that :func:`gluonpar.allreduce` takes, and nothing waits. A key is an int, a
+    string or a list of these; only :meth:`push` stores a value under it. ``priority`` is not used.
+
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
     copy of the parameters, and the Trainer or the Module holds the optimizer states. On several
     devices each update begins with the numbers that the optimizer and its schedule had before the
     step, as on one device. SGLD, which draws random numbers, is refused there, and in a Trainer
     LBSGD; an optimizer of your own must not keep arrays or containers besides the states. A
-    Module's states must be loaded on as many devices as saved them, because it numbers them so.
+    Module's states must be loaded on as many devices as saved them: their numbers depend on it.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -226,70 +221,33 @@ def _update_by_sums(update: Callable, trainer: gluon.Trainer, *args: Any, **kwar
 
 
 @private_fields.around(private_fields.UPDATES_DEVICES)
+@private_fields.around(private_fields.UPDATES_MODULE)
 @interrupts.held()
 def _update_devices(update: Callable, *args: Any, **kwargs: Any) -> None:
     update(*args, **kwargs)
 
 
+@private_fields.around(private_fields.PREPARES_MODULE)
+def _prepare_module(
+    prepare: Callable, module: Any, kvstore: Any = "local", *args: Any, **kwargs: Any
+) -> None:
+    """Start with rank 0's parameters, and update the copies on all devices alike."""
+    if isinstance(kvstore, str) and _is_ours(kvstore) and world.launched():
+        kvstore = GluonPar()  # by its name Module makes none for a single device
+    before = private_fields.updater(module)
+    prepare(module, kvstore, *args, **kwargs)
+    store, updater = private_fields.kvstore(module), private_fields.updater(module)
+    if _is_ours(store):
+        if store.num_workers > 1 and updater is not before:
+            module.set_params(*module.get_params())  # which are rank 0's since init()
+        _update_alike(updater.optimizer, private_fields.module_contexts(module))
+
+
 @private_fields.around(private_fields.CREATES_KVSTORE)
-def _create_store(create: Callable, kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-    """In a job, make a store for a single device, too: by its name Module makes none."""
-    by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
-    return create(GluonPar() if by_name else kvstore, num_device, arg_params)
-
-
-@private_fields.around(private_fields.FILLS_KVSTORE)
-def _fill_devices(
-    fill: Callable,
-    kvstore: Any,
-    param_arrays: Any,
-    arg_params: Any,
-    param_names: Any,
-    update_on_kvstore: Any,
-) -> None:
-    """Copy rank 0's parameters to all devices, to which Module has copied each rank's own."""
-    fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
-    if _is_ours(kvstore) and kvstore.num_workers > 1:
-        for name, arrays in zip(param_names, param_arrays):
-            kvstore.broadcast(name, arg_params[name], arrays)
-
-
-@private_fields.around(private_fields.UPDATES_MODULE)
-@interrupts.held()
-def _update_module(
-    update: Callable,
-    param_arrays: Any,
-    grads: Any,
-    updater: Any,
-    num_device: int,
-    kvstore: Any = None,
-    param_names: Any = None,
-) -> None:
-    """Have Module's optimizer update the copies on all devices alike."""
-    if _is_ours(kvstore) and param_arrays:
-        ctx = [array.context for array in param_arrays[0]]
-        _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
-    update(param_arrays, grads, updater, num_device, kvstore, param_names)
-
-
-class _Step:
-    """A step of an optimizer, which MXNet calls for each device's copies of the parameters."""
-
-    def __init__(self) -> None:
-        self._devices: set[mx.Context] = set()  # which have been updated in this step
-        self._before: list[dict[str, Any]] = []  # the optimizer's numbers before the step
-
-    def begin(self, optimizer: mx.optimizer.Optimizer, device: mx.Context) -> None:
-        """Give the optimizer the numbers from before the step."""
-        both = (optimizer, optimizer.lr_scheduler)
-        attributes = [vars(each) for each in both if hasattr(each, "__dict__")]
-        if not self._devices or device in self._devices:
-            self._devices, self._before = set(), [*map(_numbers, attributes)]
-        self._devices.add(device)
-        for each, before in zip(attributes, self._before):
-            for name in _numbers(each).keys() - before.keys():
-                del each[name]
-            each.update(before)
+def _refuse(create: Callable, kvstore: Any, *args: Any) -> tuple:
+    if _is_ours(kvstore):
+        raise ValueError("kvstore 'gluonpar' trains no mx.model.FeedForward; use mx.mod.Module")
+    return create(kvstore, *args)
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -298,8 +256,9 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if isinstance(value, kinds)}
 
 
-# The present or last step of each optimizer that a Trainer or Module uses with this store.
-_steps: WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = WeakKeyDictionary()
+# By optimizer that a Trainer or Module uses with this store on several devices: the devices that
+# have been updated in the present or last step, and the optimizer's numbers before that step.
+_steps: WeakKeyDictionary[Any, tuple[set[mx.Context], list[dict]]] = WeakKeyDictionary()
 
 
 @private_fields.around(private_fields.UPDATES)
@@ -311,27 +270,39 @@ def _update_copies(
     MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
     learning rate), which the next device's update must not see.
     """
-    if updater.optimizer in _steps:
+    optimizer = updater.optimizer
+    if optimizer in _steps:
         [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
-        _steps[updater.optimizer].begin(updater.optimizer, first.context)
+        both = (optimizer, optimizer.lr_scheduler)
+        attributes = [vars(each) for each in both if hasattr(each, "__dict__")]
+        updated, before = _steps[optimizer]
+        if not updated or first.context in updated:  # a step begins
+            updated.clear()
+            before[:] = map(_numbers, attributes)
+        updated.add(first.context)
+        for each, numbers in zip(attributes, before):
+            for name in _numbers(each).keys() - numbers.keys():
+                del each[name]
+            each.update(numbers)
     update(updater, index, grad, weight)
 
 
-def _update_alike(
-    optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context], refused: tuple[type, ...]
-) -> None:
-    """Have MXNet update the copies on all devices alike; raise ValueError if it cannot."""
+def _update_alike(optimizer: Any, ctx: Sequence[mx.Context], *refused: type) -> None:
+    """Have MXNet update the copies on all devices alike; raise ValueError if it cannot.
+
+    It calls the optimizer for each device in turn: SGLD would draw random numbers for each copy.
+    """
     devices.check_distinct(ctx)
     check_draws_nothing(optimizer, cluster.size())
     if len(ctx) == 1:
         return
-    if isinstance(optimizer, refused):
+    if isinstance(optimizer, (mx.optimizer.SGLD, *refused)):
         raise ValueError(
             f"MXNet updates each device's copy by itself, and {type(optimizer).__name__} would "
             f"update the copies on {ctx} differently; use gluonpar.Trainer"
         )
     if optimizer not in _steps:
-        _steps[optimizer] = _Step()
+        _steps[optimizer] = set(), []
         private_fields.level_update_counts(optimizer, ctx)
 
 
@@ -348,7 +319,7 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
     for trainer in dict.fromkeys(map(private_fields.trainer, known)):
         if trainer is not None and _is_ours(private_fields.kvstore(trainer)):
             optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
-            _update_alike(optimizer, ctx, _NOT_BY_TRAINER)
+            _update_alike(optimizer, ctx, mx.optimizer.LBSGD)  # one array for all copies
             if trainer in _identities:
                 names.append(_identities[trainer].name)
                 facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))

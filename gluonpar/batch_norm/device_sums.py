@@ -4,12 +4,11 @@ A round is a call of :func:`run_tasks`, or a pass of a plain loop. A sum belongs
 over as many devices as the round has. The n-th sum that a layer begins in a round on one device is
 its n-th on all of them. The next round has new sums, however this one ends.
 
-In a job a sum is over the devices of all ranks. A round has a name that is the same on all ranks:
-where it begins, and how many began there before. So has each sum in it: the layer's name, and the
-fields of its ``SumKey``. A rank sends the values of its devices to all others when all of them have
-added theirs, and says at the end of its tasks how many it had and how often they called each layer.
-So a sum is complete when each rank has sent values or said that it has no task, and ranks that
-differ are named.
+In a job a sum is over the devices of all ranks. All ranks have the same name for a round, its place
+and its number there, and for a sum in it, ``SumKey.name``. When all devices of a rank have added
+their values, it sends these to all others. At the end of its tasks it sends their number, and how
+often they called each layer. So a sum is complete when each rank has sent values or that it has no
+task, and an error names ranks that differ.
 """
 
 from __future__ import annotations
