@@ -31,18 +31,15 @@ class Towers:
     are sums over ``batch_size`` samples, except variables whose ``grad`` is None: it is
     :func:`gluonpar.sgd`, a function like it, or an ``mx.optimizer.Optimizer``. It runs once per
     step, on the first tower's variables; the result, and the first tower's running statistics of
-    batch normalisation, are then broadcast, so all towers stay bit-identical.
-
-    In a job of several processes all ranks' towers are one set: their gradients are summed, samples
-    weigh the same on all ranks, and variables start with rank 0's values. Every rank takes the same
-    steps, with batches of its own or none. Towers made inside ``gluonpar.cluster.local()`` are this
-    process's only.
+    batch normalisation, are then broadcast, so all towers have the same bits.
 
     A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
-    for batches of any size, up to rounding and batch normalisation. With equal batches that is the
-    mean of :func:`average_gradients`.
+    for batches of any size, up to rounding and batch normalisation. In a job of several processes
+    the towers of all ranks take one step together, and variables start with rank 0's values. All
+    ranks take the same steps, with batches of their own or none. Towers that are made inside
+    ``gluonpar.cluster.local()`` are of this process only.
 
-    Raises ValueError for a Block on a context that is listed twice, and SGLD over several
+    Raises ValueError for a Block on a context that is listed twice, and for SGLD in several
     processes.
 
     >>> import mxnet as mx
@@ -99,15 +96,15 @@ class Towers:
         per sample along axis 0; it is loaded onto ``ctx[i]`` for tower i. With fewer batches than
         towers, the last towers do not take part. ``lr`` may be None only with an ``mx.optimizer``,
         which then uses its own learning rate. Outputs are on the device where they were computed,
-        and from before the update; nothing waits. The gradients are overwritten. In a job of
-        several processes a rank may have no batch, or one without samples, if another rank has one,
-        and has no output then; a step waits until all ranks have begun it, to add up their samples.
+        and from before the update. The gradients are overwritten; one that a tower's loss does not
+        depend on counts as zero. Nothing waits, but in a job of several processes a step waits
+        until all ranks have begun it, to add up their samples. There a rank may have no batch, or
+        one without samples, and then has no output.
 
-        A gradient that a tower's loss does not depend on counts as zero. An exception in a tower is
-        raised as a RuntimeError that names the device, with the exception as its cause. Raises
-        ValueError for no batch, more batches than towers, a bad ``lr``, losses that are not one per
-        sample, and variables that accumulate gradients (``grad_req='add'``). Running statistics
-        aside, variables are then unchanged.
+        An exception in a tower is raised as a RuntimeError that names the device, with the
+        exception as its cause. Raises ValueError for no batch on any rank, more batches than
+        towers, a bad ``lr``, losses that are not one per sample, and variables that accumulate
+        gradients (``grad_req='add'``). Running statistics aside, variables are then unchanged.
         """
         batches = list(batches)
         if len(batches) > len(self.ctx):
@@ -202,9 +199,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     ``tower_grads[i]`` are tower i's gradients, in the same order of variables for every tower:
     float arrays, ``mx.nd`` or ``mx.np``, or pairs (gradient, variable). Returns a list of new
     arrays, or of pairs (mean, the first tower's variable). In a job of several processes the mean
-    is over the towers of all of them. The inputs are not changed; nothing is recorded for autograd,
-    and nothing waits. All towers weigh the same, whatever their batches: for
-    batches of different sizes use :class:`gluonpar.Towers`, which weighs samples equally.
+    is over the towers of all of them. The inputs are not changed; nothing is recorded, and nothing
+    waits. All towers weigh the same: for batches of different sizes use :class:`gluonpar.Towers`.
 
     Raises ValueError for towers with different numbers of gradients, and for shapes or dtypes that
     differ; TypeError for entries that are not arrays or pairs, such as None.
@@ -221,9 +217,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     lengths = [len(entries) for entries in tower_grads]
     if len(set(lengths)) > 1:
         raise ValueError(f"every tower must have one gradient per variable, got {lengths}")
-    pairs = {isinstance(e, (tuple, list)) and len(e) == 2 for each in tower_grads for e in each}
-    paired = pairs == {True}
-    variables = list(zip(*tower_grads))
+    variables = [*zip(*tower_grads)]
+    paired = all(isinstance(e, (tuple, list)) and len(e) == 2 for of in variables for e in of)
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
         different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
