@@ -13,9 +13,8 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
+from gluonpar import cluster, collectives
 from gluonpar.cluster import world
-from gluonpar.collectives import Exchange, arguments, in_buckets
 from gluonpar.gluon import batches, check_draws_nothing, consistency
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
@@ -99,7 +98,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             data = [root, *(array for array in arrays if array is not root)]
-            _exchange([data], op=None).broadcast(in_buckets([data]))
+            collectives.broadcast(data)
 
     @cluster.in_scope
     @interrupts.held()
@@ -123,10 +122,10 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
                     for array in arrays:  # it may be in value, too
                         total.copyto(array)
         elif lists:
-            exchange, added = _exchange(lists), _begin_sums(lists, lists)
+            exchange, added = collectives.exchange_of(lists), _begin_sums(lists, lists)
             summands = [data for data, is_added in zip(lists, added) if is_added]
             heap.return_free(summands)
-            exchange.allreduce(in_buckets(summands))
+            exchange.allreduce(collectives.in_buckets(summands))
 
     @cluster.in_scope
     @interrupts.held()
@@ -341,24 +340,12 @@ def _summed(lists: Sequence[Arrays], targets: Sequence[Arrays]) -> list[mx.nd.ND
     """Return the sum of each of ``lists`` as a new array, to be copied to its ``targets``."""
     if not lists:
         return []
-    exchange = _exchange(lists)
+    exchange = collectives.exchange_of(lists)
     with autograd.pause():
         copies = [[array.copy() for array in data] for data in lists]
         _begin_sums(targets, copies)
-        exchange.reduce(in_buckets(copies))
+        exchange.reduce(collectives.in_buckets(copies))
     return [total for total, *_ in copies]
-
-
-def _exchange(lists: Sequence[Arrays], op: str | None = "sum") -> Exchange:
-    """Return the exchange for lists that are added, or with ``op`` None only copied."""
-    kinds = [
-        arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
-        for j, data in enumerate(lists)
-    ]
-    arguments.check_apart([array for data in lists for array in data], "the lists of all keys")
-    exchange = Exchange(kinds[0].ctx, op=op)
-    arguments.check_exchange(kinds, exchange)
-    return exchange
 
 
 def _keys(key: Any) -> Sequence[Any]:
