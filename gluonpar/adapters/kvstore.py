@@ -207,8 +207,9 @@ def _sum_together(sum_gradients: Callable, trainer: gluon.Trainer) -> None:
             kind = dense if private_fields.grad_stype(param) == "default" else sparse
             kind[i] = param.list_grad()
     store.pushpull([*dense], [*dense.values()])
-    store.push([*sparse], [*sparse.values()])
-    store.pull([*sparse], [*sparse.values()])
+    if sparse:
+        store.push([*sparse], [*sparse.values()])
+        store.pull([*sparse], [*sparse.values()])
 
 
 @private_fields.around(private_fields.UPDATES_BY_SUMS)
@@ -338,8 +339,6 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
 
 def _summed(lists: Sequence[Arrays], targets: Sequence[Arrays]) -> list[mx.nd.NDArray]:
     """Return the sum of each of ``lists`` as a new array, to be copied to its ``targets``."""
-    if not lists:
-        return []
     exchange = collectives.exchange_of(lists)
     with autograd.pause():
         copies = [[array.copy() for array in data] for data in lists]

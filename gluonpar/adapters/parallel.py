@@ -43,28 +43,21 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     After ``make_parallel`` in Effective TensorFlow, "Multi-GPU processing with data parallelism".
 
     >>> import mxnet as mx
-    >>> a, b = mx.nd.arange(5), mx.nd.ones((5,)) * 10
-    >>> c = make_parallel(lambda a, b: a + b, [mx.cpu(0), mx.cpu(1)], a=a, b=b)
-    >>> c.context, c.asnumpy().tolist()
-    (cpu(0), [10.0, 11.0, 12.0, 13.0, 14.0])
-
-    The gradient with respect to a ``w`` on one device, computed on two devices:
-
-    >>> w = mx.nd.ones((1,)); w.attach_grad()
+    >>> w = mx.nd.ones((1,)) * 10; w.attach_grad()
+    >>> fn = lambda x: x * w.as_in_context(x.context)
     >>> with mx.autograd.record():
-    ...     fn = lambda x: x * w.as_in_context(x.context)
-    ...     loss = make_parallel(fn, [mx.cpu(0), mx.cpu(1)], x=a).mean()
-    >>> loss.backward()
-    >>> float(w.grad.asscalar())
-    2.0
+    ...     outputs = make_parallel(fn, [mx.cpu(0), mx.cpu(1)], x=mx.nd.arange(5))
+    >>> outputs.backward()
+    >>> outputs.context, outputs.asnumpy().tolist(), float(w.grad.asscalar())
+    (cpu(0), [0.0, 10.0, 20.0, 30.0, 40.0], 10.0)
     """
     contexts = as_list(ctx)
     if cluster.size() > 1:
         raise ValueError(
-            "make_parallel must stay in one process, because in backward gradients flow to any "
-            f"array that fn uses, which the other {cluster.size() - 1} ranks of the job cannot add "
-            "to; call it inside gluonpar.cluster.local() on this rank's part of the batch, and sum "
-            "the gradients by gluonpar.Trainer or allreduce"
+            "make_parallel must stay in one process: backward writes the gradients of any array "
+            f"that fn uses, to which the other {cluster.size() - 1} ranks cannot add; call it "
+            "inside gluonpar.cluster.local() on this rank's part of the batch, and sum the "
+            "gradients by gluonpar.Trainer or allreduce"
         )
     shards = split_and_load(batch, contexts)
     outputs = []

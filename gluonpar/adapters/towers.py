@@ -227,8 +227,6 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     with autograd.pause(), mx.util.np_shape(True):
         means = [grads[0].copy() for grads in lists]
     if lists:
-        ctx = [grad.context for grad in lists[0]]
-        exchange = Exchange(ctx, op="mean")
         sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]
-        exchange.reduce(in_buckets(sums))
+        Exchange([grad.context for grad in lists[0]], op="mean").reduce(in_buckets(sums))
     return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means

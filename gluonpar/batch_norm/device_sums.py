@@ -34,10 +34,10 @@ Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
 
 
 class Tasks(NamedTuple):
-    """What a rank says at the end of its tasks, or when one has failed."""
+    """What a rank sends at the end of its tasks, or when one has failed."""
 
     number: int
-    calls: dict[str, int]  # of each layer, by its name
+    calls: dict[str, int]  # how often each layer was called, by its name
     failed: str = ""
 
 
@@ -73,7 +73,7 @@ class Round:
         self.failed = ""  # why a device is missing, if one is
         job = world.world()
         self.messages: Any = job.messages if job else None
-        self.number = 0  # of the place's rounds on all ranks; 0 before join_ranks
+        self.number = 0  # among the shared rounds of this place; 0 before join_ranks
         self._parts: dict[Name, dict[int, np.ndarray]] = {}  # of incomplete sums, by rank
         self._tasks: dict[int, Tasks] = {}  # by rank
         # Per device that was called, how often its thread had called backward before.
@@ -83,7 +83,7 @@ class Round:
         self.begun: dict[Any, collections.Counter[tuple[str, bool]]] = {}
 
     def join_ranks(self) -> None:
-        """In a job, begin the round on this rank, if any layer may add to it."""
+        """In a job, share the round with the other ranks, if there is a layer that they share."""
         if self.messages and _num_named and not self.number:
             self.messages.start(_receive, _is_message_expected)
             with lock:
@@ -94,7 +94,7 @@ class Round:
                     self.receive(*message)
 
     def send(self, content: Any) -> None:
-        """Give all ranks this rank's Tasks, or a sum's name and values (number of devices, n)."""
+        """Send Tasks, or a sum's name and this rank's values of it, (number of devices, n)."""
         self.receive(self.messages.rank, content)
         self.messages.send(((self.place, self.number), content))
 
@@ -146,7 +146,7 @@ class Round:
         return [rank for rank in range(self.messages.size) if rank not in self._tasks]
 
     def waits_for(self, key: SumKey) -> list[int]:
-        """Return the ranks that have neither sent values for a sum nor said that they have none."""
+        """Return the ranks that have neither sent values of a sum nor that they have no task."""
         if not key.is_shared:
             return []
         idle = {rank for rank, tasks in self._tasks.items() if not tasks.number}
@@ -154,11 +154,11 @@ class Round:
         return [rank for rank in range(self.messages.size) if rank not in arrived | idle]
 
     def take(self, key: SumKey) -> dict[int, np.ndarray]:
-        """Return the values for a sum by rank, in their order, and keep them no longer."""
+        """Remove the values of a sum, and return them by rank, in the order of the ranks."""
         return dict(sorted(self._parts.pop(key.name, {}).items()))
 
     def failure(self) -> str:
-        """Return why sums will not become complete: a task has failed, or the ranks differ."""
+        """Return why sums cannot become complete: a task has failed, or the ranks differ."""
         said = sorted((rank, tasks) for rank, tasks in self._tasks.items() if tasks.number)
         for rank, tasks in said:
             if tasks.failed:
@@ -270,9 +270,9 @@ def current_round() -> Round | None:
 
 
 def name_in_job(name: str) -> str:
-    """Return a new layer's name on all ranks, which tell layers of one name apart by their order.
+    """Return a new layer's name on all ranks: a layer's number tells it from others of its name.
 
-    Rounds that begin from now on are begun with the other ranks.
+    Ranks share the rounds that begin from now on.
     """
     _num_named[name] += 1
     return name if _num_named[name] == 1 else f"{name} (number {_num_named[name]})"
@@ -304,7 +304,7 @@ def add(
 
 
 def _go_on() -> None:
-    """End the sums that have all values, and those that will not have them."""
+    """End the sums that have all values, and those that cannot become complete."""
     ended = []
     with lock:
         for key, current in [*_incomplete.items()]:
@@ -348,11 +348,11 @@ def _is_message_expected() -> bool:
 
 
 def abandon(round_: Round) -> None:
-    """After an error in a task: let nothing wait for its device, and wait for all operators.
+    """After an error in a task, fail the sums that wait for its device; wait for all operators.
 
-    Waiting clears the errors of the sums that fail. Sums of earlier rounds are completed, unless
-    they are of gradients and the error came before a device's backward, which need not be in the
-    round of its forward.
+    Waiting clears the errors of the sums that fail. Sums of earlier rounds become complete, unless
+    they are of gradients and a device has not called backward, which may be in a later round than
+    forward.
     """
     global _abandoned
     round_.failed = "a task failed on another device"
@@ -369,7 +369,7 @@ def abandon(round_: Round) -> None:
 
 
 def _why_lost(key: SumKey) -> str:
-    """Return why a sum will not become complete; an empty string if it may."""
+    """Return why a sum cannot become complete; an empty string if it can."""
     num_devices, devices = key.round.num_devices, _devices(key.round.begun.get(key.layer, ()))
     if len(devices) > num_devices:
         return f"num_devices is {num_devices}, but {', '.join(devices)} take part"
@@ -382,35 +382,31 @@ def _why_lost(key: SumKey) -> str:
 
 
 def _fail_late() -> None:
-    """Fail the sums that have waited for more than ``timeout_seconds``.
+    """Every second, fail the sums that have waited for more than ``timeout_seconds``.
 
     If an operator fails on one device after run_tasks has returned, only a clock can tell that the
     other devices wait for it.
     """
-    with lock:
-        for key, current in _incomplete.items():
-            seconds = key.layer.timeout_seconds
-            if time.monotonic() - current.began > seconds:
-                failed = f"a device is missing after {seconds:g} s"
-                if current.is_complete_here:
-                    ranks = ", ".join(map(str, key.round.waits_for(key)))
-                    failed = (
-                        f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
-                        f"{key.round.place} equally often, also without samples (shards [])"
-                    )
-                key.round.failed = failed
-                if key.is_shared:
-                    key.round.send(Tasks(key.round.num_devices, {}, failed))
-    _go_on()
+    while True:
+        time.sleep(1)
+        with lock:
+            for key, current in _incomplete.items():
+                seconds = key.layer.timeout_seconds
+                if time.monotonic() - current.began > seconds:
+                    failed = f"a device is missing after {seconds:g} s"
+                    if current.is_complete_here:
+                        ranks = ", ".join(map(str, key.round.waits_for(key)))
+                        failed = (
+                            f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
+                            f"{key.round.place} equally often, also without samples (shards [])"
+                        )
+                    key.round.failed = failed
+                    if key.is_shared:
+                        key.round.send(Tasks(key.round.num_devices, {}, failed))
+        _go_on()
 
 
 @functools.lru_cache(None)
 def _watch(_pid: int) -> None:
-    """Start this process's thread that looks every second for sums that have waited too long."""
-
-    def watch() -> None:
-        while True:
-            time.sleep(1)
-            _fail_late()
-
-    threading.Thread(target=watch, name="gluonpar.late_sums", daemon=True).start()
+    """Start this process's thread that fails late sums."""
+    threading.Thread(target=_fail_late, name="gluonpar.late_sums", daemon=True).start()

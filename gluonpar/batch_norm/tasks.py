@@ -17,9 +17,7 @@ from gluonpar.sharding import as_list
 class TaskError(RuntimeError):
     """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``)."""
 
-    def __init__(self, message: str, ctx: mx.Context) -> None:
-        super().__init__(message)
-        self.ctx = ctx
+    ctx: mx.Context
 
 
 def run_tasks(
@@ -70,8 +68,9 @@ def run_tasks(
             try:
                 results.append(call_on(c, getattr(task, "forward_backward", task), shard))
             except Exception as error:
-                message = f"the task failed on {c}: {type(error).__name__}: {error}"
-                raise TaskError(message, c) from error
+                failure = TaskError(f"the task failed on {c}: {type(error).__name__}: {error}")
+                failure.ctx = c
+                raise failure from error
     return results
 
 
