@@ -239,7 +239,7 @@ def _prepare_module(
     store, updater = private_fields.kvstore(module), private_fields.updater(module)
     if _is_ours(store):
         if store.num_workers > 1 and updater is not before:
-            module.set_params(*module.get_params())  # which are rank 0's since init()
+            module.set_params(*module.get_params())  # on the devices; init() has made them rank 0's
         _update_alike(updater.optimizer, private_fields.module_contexts(module))
 
 
@@ -307,10 +307,10 @@ def _update_alike(optimizer: Any, ctx: Sequence[mx.Context], *refused: type) -> 
 
 
 def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool]:
-    """Return for each of ``lists`` whether some rank adds an array of it; its sum is for a target.
+    """Prepare ``lists``, whose sums become ``targets``; return for each whether any rank adds one.
 
-    Where a target is the gradients of a Parameter, arrays of devices whose gradients do not count
-    are set to zero, and the gradients are marked as sums, by which their Trainer updates on all
+    Where a target is the gradients of a Parameter, the arrays of devices whose gradients do not
+    count are set to zero, and the gradients are marked as sums, by which a Trainer updates all
     devices.
     """
     params = [*map(batches.param_of, targets)]
@@ -319,7 +319,7 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
     for trainer in dict.fromkeys(map(private_fields.trainer, known)):
         if trainer is not None and _is_ours(private_fields.kvstore(trainer)):
             optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
-            _update_alike(optimizer, ctx, mx.optimizer.LBSGD)  # one array for all copies
+            _update_alike(optimizer, ctx, mx.optimizer.LBSGD)  # it has one array for all copies
             if trainer in _identities:
                 names.append(_identities[trainer].name)
                 facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))

@@ -96,7 +96,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._half = np.dtype(dtype) == np.float16
 
     def forward(self, x: Any, *more: Any) -> Any:
-        """Refuse a call that would not end, at once, and compute."""
+        """Refuse a call that would never end; else compute."""
         if not self._kwargs["use_global_stats"]:
             devices.check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
@@ -106,7 +106,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return super().forward(x, *more)
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
-        """Return why a call for one of ``ctx`` on this thread would not end, if it would not."""
+        """Return why a call for one of ``ctx`` on this thread may never end; "" if it ends."""
         if not autograd.is_training() or self._round().num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
@@ -116,7 +116,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return _PLAIN_LOOP.format(self.name)
 
     def _round(self) -> Round:
-        """Return this thread's round, or for a plain loop the layer's, until one has failed."""
+        """Return the round of this thread's task; in a plain loop the layer's own."""
         current, plain = current_round(), self._plain_round
         if current:
             return current
@@ -148,7 +148,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return out.as_np_ndarray() if mx.util.is_np_array() else out
 
     def _mean(self, F: Any, flat: Any, running: Any, which: int) -> Any:
-        """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
+        """Return per channel the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
             F.sum(flat, axis=1, exclude=True),
             # size_array would do, but its GPU kernel writes four of its eight bytes.
@@ -185,7 +185,7 @@ _in_job: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDict
 
 
 def share_running_statistics(round_: Round) -> None:
-    """Give the devices, of all ranks, that took no part the statistics of the others."""
+    """Copy the running statistics to the devices, of all ranks, that had no task."""
     took_part = list(round_.num_backwards)
     if not took_part:
         _follow_statistics(round_)
@@ -330,11 +330,11 @@ class _MeanOverDevices(mx.operator.CustomOp):
         super().__init__()
         # in_data is on cpu(0) on every CPU context, so the context is passed
         self._prop, self._ctx, self._layer = prop, ctx, layer
-        # Its forward says why it cannot train; an error raised here would lose its words.
+        # Forward raises it; the message of an error that is raised here would be lost.
         self._refusal = "" if prop.frozen else layer._refusal([ctx])
         self._next = self._begin() if autograd.is_training() and not prop.frozen else None
         self._key: SumKey | None = None  # of the sum, if forward was in training
-        self._count = 0.0  # of samples
+        self._count = 0.0  # of values per channel, over all devices
 
     def _begin(self) -> SumKey:
         return self._layer._round().begin(self._layer, self._ctx, self._prop.variance)
