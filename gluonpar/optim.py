@@ -40,7 +40,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: float) -> None:
     update_by_sgd(replicas.buckets([params]), lr, batch_size)
 
 
-def check_lr(lr: float) -> None:
+def check_lr(lr: Any) -> None:
     """Raise ValueError unless the learning rate is a positive finite number."""
     if not _is_finite(lr) or not lr > 0:
         raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")

@@ -1,10 +1,18 @@
 """For loops in others' styles: kvstore='gluonpar', Towers, make_parallel, Estimator, DataLoader."""
 
-from gluonpar.adapters import kvstore
+import sys
+
+from gluonpar import batch_norm, gluon
+from gluonpar.adapters import kvstore, towers
 from gluonpar.adapters.data_loader import DataLoader
 from gluonpar.adapters.estimator import BatchProcessor
 from gluonpar.adapters.parallel import make_parallel
-from gluonpar.adapters.towers import Towers, TowersEpoch, average_gradients
+from gluonpar.adapters.towers import Towers, average_gradients
 
-__all__ = ["BatchProcessor", "DataLoader", "Towers", "TowersEpoch", "average_gradients"]
-__all__ += ["kvstore", "make_parallel"]
+__all__ = ["BatchProcessor", "DataLoader", "Towers", "average_gradients", "kvstore"]
+__all__ += ["make_parallel"]
+
+# Programs may import these from gluonpar.gluon, where they were before this room was made.
+for _room in (batch_norm, sys.modules[__name__]):
+    vars(gluon).update((_name, getattr(_room, _name)) for _name in _room.__all__)
+sys.modules.update({"gluonpar.gluon.kvstore": kvstore, "gluonpar.gluon.towers": towers})

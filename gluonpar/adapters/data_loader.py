@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Iterator, NamedTuple
 
 import mxnet as mx
@@ -17,16 +18,15 @@ class DataLoader(gluon.data.DataLoader):
     """``gluon.data.DataLoader`` whose batches are, in a job, this rank's part of every batch.
 
     It takes the arguments of ``gluon.data.DataLoader``, which mean what they mean in one process:
-    ``batch_size`` samples are in the batches of all ranks together, and with ``shuffle`` an epoch
-    has every sample once, in another order each time. The batches are those that rank 0 draws from
-    its sampler, so ``np.random.seed`` there determines them, and they are the same for any number
-    of ranks. Rank i takes the i-th of consecutive parts of a batch, whose sizes differ by at most
-    one sample. One process loads what it would with ``gluon.data.DataLoader``.
+    a batch has ``batch_size`` samples on all ranks together, and with ``shuffle`` an epoch has
+    every sample once, in another order each time. Rank 0 draws the batches from its sampler, so
+    ``np.random.seed`` there determines them, and they are the same for any number of ranks. Rank i
+    takes the i-th of consecutive parts of a batch, whose sizes differ by at most one sample.
 
-    ``num_samples`` is the number of samples on all ranks of the batch that was returned last: what
-    ``trainer.step`` takes. All ranks get equally many batches. If there are fewer samples than
-    ranks, as in a last batch, some get arrays of shape (0, ...). :func:`split_and_load` makes no
-    shards of them; call ``step`` all the same.
+    ``num_samples`` is the number of samples, on all ranks, of the batch that was returned last:
+    what ``trainer.step`` takes. All ranks get equally many batches. If a batch, such as the last
+    one, has fewer samples than there are ranks, some get arrays of shape (0, ...).
+    :func:`split_and_load` makes no shards of them; call ``step`` all the same.
 
     All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
     draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is
@@ -58,7 +58,7 @@ class DataLoader(gluon.data.DataLoader):
         if batchify_fn is None:
             by_workers = dataloader.default_mp_batchify_fn
             batchify_fn = by_workers if num_workers > 0 else dataloader.default_batchify_fn
-        how = parts, _Batchify(batchify_fn), num_workers, *args
+        how = parts, functools.partial(_batchify, batchify_fn), num_workers, *args
         self.num_samples = 0
         super().__init__(_Dataset(dataset), None, False, None, None, *how, **kwargs)
 
@@ -68,14 +68,14 @@ class DataLoader(gluon.data.DataLoader):
 
 
 class _Head(NamedTuple):
-    """What goes with the samples of a part, through MXNet's DataLoader and its workers."""
+    """What MXNet's DataLoader and its workers are given before the samples of a part."""
 
-    num_samples: int  # of all ranks
-    is_empty: bool  # this rank has no sample; two of another rank tell the shapes
+    num_samples: int  # on all ranks
+    is_empty: bool  # this rank has no sample; two samples of another rank show the shapes
 
 
 class _Parts:
-    """A batch sampler: a head and this rank's part of each of rank 0's ``batches``."""
+    """A batch sampler: of each of rank 0's ``batches``, a head and this rank's part."""
 
     def __init__(self, batches: Any, length: int) -> None:
         self._batches, self._length, self._scope = batches, length, cluster.scope()
@@ -105,7 +105,7 @@ class _Parts:
 
 
 class _Dataset:
-    """``dataset``, which returns a head if the index is that head."""
+    """``dataset``, but the item at a head is the head itself."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -114,25 +114,20 @@ class _Dataset:
         return index if isinstance(index, _Head) else self._dataset[index]
 
 
-class _Batchify:
-    """Makes a batch of samples; returns the number in their head, the batch, and None.
+def _batchify(function: Callable, samples: list) -> tuple[int, Any, Any]:
+    """Return the number of samples on all ranks, this rank's batch, and None.
 
     If this rank has no sample, the batch has one sample of another rank, and instead of None there
     is a batch of two such samples.
     """
-
-    def __init__(self, function: Callable) -> None:
-        self._function = function
-
-    def __call__(self, samples: list) -> tuple[int, Any, Any]:
-        head, *samples = samples
-        if not head.is_empty:
-            return head.num_samples, self._function(samples), None
-        return head.num_samples, self._function(samples[:1]), self._function(samples)
+    head, *samples = samples
+    if not head.is_empty:
+        return head.num_samples, function(samples), None
+    return head.num_samples, function(samples[:1]), function(samples)
 
 
 def _without_samples(batch: Any, larger: Any) -> Any:
-    """Return ``batch`` with no samples, along the axes on which a ``larger`` one is longer."""
+    """Return ``batch`` with length 0 along the axes on which the ``larger`` batch is longer."""
     if isinstance(batch, NESTS) and len(batch) == len(larger):
         pairs = zip(items(batch), items(larger))
         return rebuild(batch, [_without_samples(one, two) for (_, one), (_, two) in pairs])

@@ -1,14 +1,9 @@
-"""For ``gluon.contrib.estimator.Estimator``: batches on several devices, and steps of all ranks.
-
-MXNet's Estimator passes ``step`` the number of samples of its own batch. In a job of several
-processes its Trainer's gradients are sums over all ranks, so ``step`` gets all ranks' number.
-"""
+"""For ``gluon.contrib.estimator.Estimator``: batches on several devices, and steps of all ranks."""
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
-import mxnet as mx
 import numpy as np
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator
@@ -22,7 +17,7 @@ from gluonpar.sharding import as_list, split_and_load
 
 
 class BatchProcessor(estimator.BatchProcessor):
-    """For ``gluon.contrib.estimator.Estimator``: forward and backward of a batch in run_tasks.
+    """Runs an Estimator's forward and backward of a batch in :func:`run_tasks`.
 
     Pass it as ``Estimator(..., batch_processor=gluonpar.BatchProcessor())``. Networks with
     :class:`SyncBatchNorm` need it on CPU contexts. Batches are split by :func:`split_and_load`,
@@ -59,18 +54,20 @@ class BatchProcessor(estimator.BatchProcessor):
 
 @private_fields.around(private_fields.STEPS_ESTIMATOR)
 def _step(batch_end: Callable, handler: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Have ``step`` divide by the samples of all ranks whose gradients the Trainer sums."""
+    """Have ``step`` divide by the samples of all ranks whose gradients the Trainer sums.
+
+    MXNet's Estimator passes it the number of samples of this rank's batch.
+    """
     owner = estimator.trainer
     if not isinstance(owner, Trainer):
         owner = private_fields.kvstore_params(owner)["kvstore"]
     if isinstance(owner, (Trainer, GluonPar)):
-        losses = kwargs["loss"]
-        losses = [losses] if isinstance(losses, mx.nd.NDArray) else losses
-        number = _total(owner, sum(map(len, losses)))
-        kwargs["loss"] = [np.empty((number, 0))]  # batch_end takes the length of each
+        losses = kwargs["loss"] if isinstance(kwargs["loss"], list) else [kwargs["loss"]]
+        kwargs["loss"] = [_total(owner, losses)]
     return batch_end(handler, estimator, *args, **kwargs)
 
 
 @cluster.in_scope
-def _total(owner: Trainer | GluonPar, number: int) -> int:
-    return int(cluster.total(number))
+def _total(owner: Trainer | GluonPar, losses: list) -> np.ndarray:
+    """Return an array whose length, which MXNet reads, is the number of losses of all ranks."""
+    return np.empty((int(cluster.total(sum(map(len, losses)))), 0))

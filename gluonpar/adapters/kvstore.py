@@ -6,38 +6,34 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 
 from __future__ import annotations
 
-import weakref
 from numbers import Number
 from typing import Any, Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
+from gluonpar import cluster, collectives
 from gluonpar.cluster import world
-from gluonpar.collectives import Exchange, arguments, in_buckets
 from gluonpar.gluon import batches, check_draws_nothing, consistency
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
-# MXNet calls one optimizer for each device in turn. These would give each copy of a parameter
-# another value: SGLD draws random numbers, LBSGD has one array for all of a Trainer's copies.
-_NOT_BY_MODULE = (mx.optimizer.SGLD,)
-_NOT_BY_TRAINER = (mx.optimizer.SGLD, mx.optimizer.LBSGD)
+Arrays = Sequence[mx.nd.NDArray]  # of a key, one per device
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
 class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gradients
     """The store that a Trainer or Module uses: copies parameters, sums gradients, both in place.
 
-    For arrays that :func:`gluonpar.allreduce` takes; as asynchronous as any operator. A key is an
-    int, a string or a list of these; only :meth:`push` stores a value under it. ``priority`` is not
-    used.
+    It takes the arrays that :func:`gluonpar.allreduce` takes, and nothing waits. A key is an int, a
+    string or a list of these; only :meth:`push` stores a value under it. ``priority`` is not used.
+
     The store runs no optimizer, so ``update_on_kvstore`` is False: every device updates its own
     copy of the parameters, and the Trainer or the Module holds the optimizer states. On several
     devices each update begins with the numbers that the optimizer and its schedule had before the
     step, as on one device. SGLD, which draws random numbers, is refused there, and in a Trainer
     LBSGD; an optimizer of your own must not keep arrays or containers besides the states. A
-    Module's states must be loaded on as many devices as saved them, because it numbers them so.
+    Module's states must be loaded on as many devices as saved them: their numbers depend on it.
 
     >>> import mxnet as mx
     >>> ctx = [mx.cpu(0), mx.cpu(1)]
@@ -102,7 +98,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         """
         for (root,), arrays in zip(_lists(key, value, "value"), _lists(key, out, "out")):
             data = [root, *(array for array in arrays if array is not root)]
-            _exchange([data], op=None).broadcast(in_buckets([data]))
+            collectives.broadcast(data)
 
     @cluster.in_scope
     @interrupts.held()
@@ -111,54 +107,37 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
 
         With ``out``, an array or a list, ``value`` is left as it is and every array of ``out``
         becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key,
-        all on the same contexts, and are summed together.
-        With several processes the sum is over the devices of all processes.
-
-        Where the arrays that become the sum are a Parameter's gradients, a device that had no
-        sample adds nothing, and gets the sum, too.
+        all on the same contexts. With several processes the sum is over the devices of all. Where
+        the arrays that become the sum are a Parameter's gradients, a device that had no sample adds
+        nothing, and gets the sum, too.
 
         Raises ValueError for arrays of different shapes or dtypes, and for an array under two keys.
         A Trainer or Module gives row_sparse arrays to :meth:`push`.
         """
         lists = _lists(key, value, "value")
-        targets = lists if out is None else _lists(key, out, "out")
-        if not lists:
-            return
-        exchange, summands, sums, stale = _exchange(lists), [], [], []
-        with autograd.pause():
-            for data, arrays, added in zip(lists, targets, _begin_sums(targets)):
-                if added is None:
-                    continue
-                summands.append(data if out is None else [array.copy() for array in data])
-                sums.append(arrays)
-                if len(data) == len(arrays):
-                    stale += [array for array, is_added in zip(summands[-1], added) if not is_added]
-            memory.zero(stale)
-            buckets = in_buckets(summands)
-            if out is None:
-                heap.return_free(summands)
-                exchange.allreduce(buckets)
-                return
-            exchange.reduce(buckets)
-            for (total, *_), arrays in zip(summands, sums):
-                for array in arrays:  # it may be in value, too
-                    total.copyto(array)
+        if out is not None:
+            targets = _lists(key, out, "out")
+            with autograd.pause():
+                for total, arrays in zip(_summed(lists, targets), targets):
+                    for array in arrays:  # it may be in value, too
+                        total.copyto(array)
+        elif lists:
+            exchange, added = collectives.exchange_of(lists), _begin_sums(lists, lists)
+            summands = [data for data, is_added in zip(lists, added) if is_added]
+            heap.return_free(summands)
+            exchange.allreduce(collectives.in_buckets(summands))
 
     @cluster.in_scope
     @interrupts.held()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the arrays ``value``, one per device, under ``key``.
 
-        With a list of keys, one list of arrays per key. With several processes the sum is over the
-        devices of all processes. For gradients that are row_sparse; sum dense ones with
-        :meth:`pushpull`, which copies nothing.
+        With a list of keys, one list of arrays per key, all on the same contexts. With several
+        processes the sum is over the devices of all. For gradients that are row_sparse; sum dense
+        ones with :meth:`pushpull`, which copies nothing.
         """
-        for name, data in zip(_keys(key), _lists(key, value, "value")):
-            [added] = _begin_sums([data])
-            memory.zero([array for array, is_added in zip(data, added or ()) if not is_added])
-            copies = [array.copy() for array in data]
-            _exchange([copies]).reduce(in_buckets([copies]))
-            self._pushed[name] = copies[0]
+        lists = _lists(key, value, "value")
+        self._pushed.update(zip(_keys(key), _summed(lists, lists)))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -180,8 +159,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
 
 
 # How ranks recognise each Trainer that uses this store.
-_identities: weakref.WeakKeyDictionary[gluon.Trainer, consistency.Identity]
-_identities = weakref.WeakKeyDictionary()
+_identities: WeakKeyDictionary[gluon.Trainer, consistency.Identity] = WeakKeyDictionary()
 
 
 def _is_ours(kvstore: Any) -> bool:
@@ -229,9 +207,9 @@ def _sum_together(sum_gradients: Callable, trainer: gluon.Trainer) -> None:
             kind = dense if private_fields.grad_stype(param) == "default" else sparse
             kind[i] = param.list_grad()
     store.pushpull([*dense], [*dense.values()])
-    for i, grads in sparse.items():
-        store.push(i, grads)
-        store.pull(i, grads)
+    if sparse:
+        store.push([*sparse], [*sparse.values()])
+        store.pull([*sparse], [*sparse.values()])
 
 
 @private_fields.around(private_fields.UPDATES_BY_SUMS)
@@ -243,70 +221,33 @@ def _update_by_sums(update: Callable, trainer: gluon.Trainer, *args: Any, **kwar
 
 
 @private_fields.around(private_fields.UPDATES_DEVICES)
+@private_fields.around(private_fields.UPDATES_MODULE)
 @interrupts.held()
 def _update_devices(update: Callable, *args: Any, **kwargs: Any) -> None:
     update(*args, **kwargs)
 
 
+@private_fields.around(private_fields.PREPARES_MODULE)
+def _prepare_module(
+    prepare: Callable, module: Any, kvstore: Any = "local", *args: Any, **kwargs: Any
+) -> None:
+    """Start with rank 0's parameters, and update the copies on all devices alike."""
+    if isinstance(kvstore, str) and _is_ours(kvstore) and world.launched():
+        kvstore = GluonPar()  # by its name Module makes none for a single device
+    before = private_fields.updater(module)
+    prepare(module, kvstore, *args, **kwargs)
+    store, updater = private_fields.kvstore(module), private_fields.updater(module)
+    if _is_ours(store):
+        if store.num_workers > 1 and updater is not before:
+            module.set_params(*module.get_params())  # on the devices; init() has made them rank 0's
+        _update_alike(updater.optimizer, private_fields.module_contexts(module))
+
+
 @private_fields.around(private_fields.CREATES_KVSTORE)
-def _create_store(create: Callable, kvstore: Any, num_device: int, arg_params: Any) -> tuple:
-    """In a job, make a store for a single device, too: by its name Module makes none."""
-    by_name = isinstance(kvstore, str) and _is_ours(kvstore) and world.launched()
-    return create(GluonPar() if by_name else kvstore, num_device, arg_params)
-
-
-@private_fields.around(private_fields.FILLS_KVSTORE)
-def _fill_devices(
-    fill: Callable,
-    kvstore: Any,
-    param_arrays: Any,
-    arg_params: Any,
-    param_names: Any,
-    update_on_kvstore: Any,
-) -> None:
-    """Copy rank 0's parameters to all devices, to which Module has copied each rank's own."""
-    fill(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
-    if _is_ours(kvstore) and kvstore.num_workers > 1:
-        for name, arrays in zip(param_names, param_arrays):
-            kvstore.broadcast(name, arg_params[name], arrays)
-
-
-@private_fields.around(private_fields.UPDATES_MODULE)
-@interrupts.held()
-def _update_module(
-    update: Callable,
-    param_arrays: Any,
-    grads: Any,
-    updater: Any,
-    num_device: int,
-    kvstore: Any = None,
-    param_names: Any = None,
-) -> None:
-    """Have Module's optimizer update the copies on all devices alike."""
-    if _is_ours(kvstore) and param_arrays:
-        ctx = [array.context for array in param_arrays[0]]
-        _update_alike(updater.optimizer, ctx, _NOT_BY_MODULE)
-    update(param_arrays, grads, updater, num_device, kvstore, param_names)
-
-
-class _Step:
-    """A step of an optimizer, which MXNet calls for each device's copies of the parameters."""
-
-    def __init__(self) -> None:
-        self._devices: set[mx.Context] = set()  # which have been updated in this step
-        self._before: list[dict[str, Any]] = []  # the optimizer's numbers before the step
-
-    def begin(self, optimizer: mx.optimizer.Optimizer, device: mx.Context) -> None:
-        """Give the optimizer the numbers from before the step."""
-        both = (optimizer, optimizer.lr_scheduler)
-        attributes = [vars(each) for each in both if hasattr(each, "__dict__")]
-        if not self._devices or device in self._devices:
-            self._devices, self._before = set(), [*map(_numbers, attributes)]
-        self._devices.add(device)
-        for each, before in zip(attributes, self._before):
-            for name in _numbers(each).keys() - before.keys():
-                del each[name]
-            each.update(before)
+def _refuse(create: Callable, kvstore: Any, *args: Any) -> tuple:
+    if _is_ours(kvstore):
+        raise ValueError("kvstore 'gluonpar' trains no mx.model.FeedForward; use mx.mod.Module")
+    return create(kvstore, *args)
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -315,8 +256,9 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if isinstance(value, kinds)}
 
 
-# The present or last step of each optimizer that a Trainer or Module uses with this store.
-_steps: weakref.WeakKeyDictionary[mx.optimizer.Optimizer, _Step] = weakref.WeakKeyDictionary()
+# By optimizer that a Trainer or Module uses with this store on several devices: the devices that
+# have been updated in the present or last step, and the optimizer's numbers before that step.
+_steps: WeakKeyDictionary[Any, tuple[set[mx.Context], list[dict]]] = WeakKeyDictionary()
 
 
 @private_fields.around(private_fields.UPDATES)
@@ -328,43 +270,56 @@ def _update_copies(
     MXNet's optimizers, and others, change numbers of their own in an update (counts, the last
     learning rate), which the next device's update must not see.
     """
-    if updater.optimizer in _steps:
+    optimizer = updater.optimizer
+    if optimizer in _steps:
         [first, *_] = weight if isinstance(weight, (list, tuple)) else [weight]
-        _steps[updater.optimizer].begin(updater.optimizer, first.context)
+        both = (optimizer, optimizer.lr_scheduler)
+        attributes = [vars(each) for each in both if hasattr(each, "__dict__")]
+        updated, before = _steps[optimizer]
+        if not updated or first.context in updated:  # a step begins
+            updated.clear()
+            before[:] = map(_numbers, attributes)
+        updated.add(first.context)
+        for each, numbers in zip(attributes, before):
+            for name in _numbers(each).keys() - numbers.keys():
+                del each[name]
+            each.update(numbers)
     update(updater, index, grad, weight)
 
 
-def _update_alike(
-    optimizer: mx.optimizer.Optimizer, ctx: Sequence[mx.Context], refused: tuple[type, ...]
-) -> None:
-    """Have MXNet update the copies on all devices alike; raise ValueError if it cannot."""
+def _update_alike(optimizer: Any, ctx: Sequence[mx.Context], *refused: type) -> None:
+    """Have MXNet update the copies on all devices alike; raise ValueError if it cannot.
+
+    It calls the optimizer for each device in turn: SGLD would draw random numbers for each copy.
+    """
     devices.check_distinct(ctx)
     check_draws_nothing(optimizer, cluster.size())
     if len(ctx) == 1:
         return
-    if isinstance(optimizer, refused):
+    if isinstance(optimizer, (mx.optimizer.SGLD, *refused)):
         raise ValueError(
             f"MXNet updates each device's copy by itself, and {type(optimizer).__name__} would "
             f"update the copies on {ctx} differently; use gluonpar.Trainer"
         )
     if optimizer not in _steps:
-        _steps[optimizer] = _Step()
+        _steps[optimizer] = set(), []
         private_fields.level_update_counts(optimizer, ctx)
 
 
-def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | None]:
-    """Return per list, by device, whether its array is added; None if no rank adds one.
+def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool]:
+    """Prepare ``lists``, whose sums become ``targets``; return for each whether any rank adds one.
 
-    Arrays are added unless they are gradients of a Parameter that do not count. The Parameters'
-    gradients are marked as sums, by which their Trainer updates on all devices.
+    Where a target is the gradients of a Parameter, the arrays of devices whose gradients do not
+    count are set to zero, and the gradients are marked as sums, by which a Trainer updates all
+    devices.
     """
-    params = [*map(batches.param_of, lists)]
+    params = [*map(batches.param_of, targets)]
     known = [param for param in params if param is not None]
     names, facts = [], {}
     for trainer in dict.fromkeys(map(private_fields.trainer, known)):
         if trainer is not None and _is_ours(private_fields.kvstore(trainer)):
             optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
-            _update_alike(optimizer, ctx, _NOT_BY_TRAINER)
+            _update_alike(optimizer, ctx, mx.optimizer.LBSGD)  # it has one array for all copies
             if trainer in _identities:
                 names.append(_identities[trainer].name)
                 facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))
@@ -372,30 +327,31 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
     counting = dict(zip(known, zip(*summands)))
     summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
     batches.mark_summed(summed)
-    added = []
+    added, old = [], []
     for param, data in zip(params, lists):
-        counts, on_some_rank = counting.get(param, ([True] * len(data), True))
-        added.append(counts if on_some_rank else None)
+        counts, is_added = counting.get(param, ([], True))
+        added.append(is_added)
+        if is_added and len(data) == len(counts):
+            old += [array for array, is_new in zip(data, counts) if not is_new]
+    memory.zero(old)
     return added
 
 
-def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:
-    """Return the exchange for lists that are added, or with ``op`` None only copied."""
-    kinds = [
-        arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
-        for j, data in enumerate(lists)
-    ]
-    arguments.check_apart([array for data in lists for array in data], "the lists of all keys")
-    exchange = Exchange(kinds[0].ctx, op=op)
-    arguments.check_exchange(kinds, exchange)
-    return exchange
+def _summed(lists: Sequence[Arrays], targets: Sequence[Arrays]) -> list[mx.nd.NDArray]:
+    """Return the sum of each of ``lists`` as a new array, to be copied to its ``targets``."""
+    exchange = collectives.exchange_of(lists)
+    with autograd.pause():
+        copies = [[array.copy() for array in data] for data in lists]
+        _begin_sums(targets, copies)
+        exchange.reduce(collectives.in_buckets(copies))
+    return [total for total, *_ in copies]
 
 
 def _keys(key: Any) -> Sequence[Any]:
     return key if isinstance(key, (list, tuple)) else [key]
 
 
-def _lists(key: Any, arrays: Any, name: str) -> list[Sequence[mx.nd.NDArray]]:
+def _lists(key: Any, arrays: Any, name: str) -> list[Arrays]:
     """One list of arrays per key."""
     several = isinstance(key, (list, tuple))
     if several and len(key) != len(arrays):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
 from gluonpar.sharding import NESTS, as_list, items, num_samples, rebuild, split_and_load
-
-Runs = Sequence[Tuple[mx.Context, int]]  # each call's context, and its number of samples
 
 
 def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch: Any) -> Any:
@@ -25,67 +23,53 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
 
     Under ``autograd.record()`` splitting and copying are recorded, too, and backward runs each
     shard's part on the device that ran its forward. In ``fn``, copy parameters that are on one
-    device with ``w.as_in_context(x.context)``: the gradients of all shards flow back and are added
-    in ``w.grad``. A Gluon Block that is initialised on all of ``ctx`` is called as usual, and each
-    device keeps the gradient of its own copy, for ``gluon.Trainer`` to sum. One with
-    :class:`SyncBatchNorm` is trained on CPU contexts by :func:`run_tasks` or :class:`Towers`
-    instead. Take the mean or sum over samples of the concatenated output, not in ``fn``. Nothing
-    waits.
+    device with ``w.as_in_context(x.context)``: the gradients of all shards are added in ``w.grad``.
+    A Gluon Block that is initialised on all of ``ctx`` is called as usual, and each device keeps
+    the gradient of its own copy, for ``gluon.Trainer`` to sum. A Block with :class:`SyncBatchNorm`
+    is trained on CPU contexts by :func:`run_tasks` or :class:`Towers` instead. Take the mean or sum
+    over samples of the concatenated output, not in ``fn``. Nothing waits.
 
-    In a job of several processes call it inside ``gluonpar.cluster.local()`` on this rank's part of
-    the batch. The output, and gradients with respect to a ``w`` on one device, are of that part
-    alone; ``allreduce([w.grad])``, called outside, sums them. Called outside it is refused: the
-    output could be gathered from all ranks, but ``fn`` may use any array, and backward would leave
-    in each only what the devices of this process add.
+    In a job of several processes it is refused outside ``gluonpar.cluster.local()``: ``fn`` may use
+    any array, and backward would leave in its gradient only what this process adds. Inside, the
+    output and the gradients are of this rank's part of the batch; ``allreduce([w.grad])``, called
+    outside, sums them.
 
-    Raises ValueError for no batch, in a job of several processes outside ``cluster.local()``, for
-    nests that differ between devices, and for outputs without a row per sample; TypeError for
-    outputs that are not dense MXNet arrays; what ``split_and_load`` raises for a batch, and
-    MXNet's ``concat`` for shapes or dtypes that differ. An exception in ``fn`` is raised as a
-    RuntimeError that names the device, with the exception as its cause.
+    Raises ValueError for a batch without arrays, in a job outside ``cluster.local()``, for nests
+    that differ between devices, and for outputs without a row per sample; TypeError for outputs
+    that are not dense MXNet arrays; what ``split_and_load`` raises for a batch, and MXNet's
+    ``concat`` for shapes or dtypes that differ. An exception in ``fn`` is raised as a RuntimeError
+    that names the device, with the exception as its cause.
 
     After ``make_parallel`` in Effective TensorFlow, "Multi-GPU processing with data parallelism".
 
     >>> import mxnet as mx
-    >>> a, b = mx.nd.arange(5), mx.nd.ones((5,)) * 10
-    >>> c = make_parallel(lambda a, b: a + b, [mx.cpu(0), mx.cpu(1)], a=a, b=b)
-    >>> c.context, c.asnumpy().tolist()
-    (cpu(0), [10.0, 11.0, 12.0, 13.0, 14.0])
-
-    The gradient with respect to a ``w`` on one device, computed on two devices:
-
-    >>> w = mx.nd.ones((1,)); w.attach_grad()
+    >>> w = mx.nd.ones((1,)) * 10; w.attach_grad()
+    >>> fn = lambda x: x * w.as_in_context(x.context)
     >>> with mx.autograd.record():
-    ...     fn = lambda x: x * w.as_in_context(x.context)
-    ...     loss = make_parallel(fn, [mx.cpu(0), mx.cpu(1)], x=a).mean()
-    >>> loss.backward()
-    >>> float(w.grad.asscalar())
-    2.0
+    ...     outputs = make_parallel(fn, [mx.cpu(0), mx.cpu(1)], x=mx.nd.arange(5))
+    >>> outputs.backward()
+    >>> outputs.context, outputs.asnumpy().tolist(), float(w.grad.asscalar())
+    (cpu(0), [0.0, 10.0, 20.0, 30.0, 40.0], 10.0)
     """
     contexts = as_list(ctx)
     if cluster.size() > 1:
         raise ValueError(
-            "make_parallel must stay in one process, because in backward gradients flow to any "
-            f"array that fn uses, which the other {cluster.size() - 1} ranks of the job cannot add "
-            "to; call it inside gluonpar.cluster.local() on this rank's part of the batch, and sum "
-            "the gradients by gluonpar.Trainer or allreduce"
+            "make_parallel must stay in one process: backward writes the gradients of any array "
+            f"that fn uses, to which the other {cluster.size() - 1} ranks cannot add; call it "
+            "inside gluonpar.cluster.local() on this rank's part of the batch, and sum the "
+            "gradients by gluonpar.Trainer or allreduce"
         )
-    if not callable(fn):
-        raise TypeError(f"fn must be a function of the batch's arrays, got {type(fn).__name__}")
-    if not batch:
-        raise ValueError("make_parallel needs at least one array, passed by name, such as x=x")
     shards = split_and_load(batch, contexts)
-    runs = [(c, num_samples(shard)) for shard, c in zip(shards, contexts)]
     outputs = []
     for i, (shard, c) in enumerate(zip(shards, contexts)):
         with on_device(c, f"shard {i} of {len(shards)}"):
             outputs.append(fn(**shard))
-    return _join(outputs, runs, "output")
+    return _join(outputs, [*zip(contexts, map(num_samples, shards))], "output")
 
 
 @contextlib.contextmanager
 def on_device(ctx: mx.Context, name: str) -> Iterator[None]:
-    """Make ``ctx`` the default context; raise exceptions as RuntimeErrors: "name failed on ctx"."""
+    """Make ``ctx`` the default context; raise exceptions as RuntimeError: "name failed on ctx"."""
     try:
         with mx.Context(ctx):  # a copy: entered twice, one Context does not restore the outer scope
             yield
@@ -93,8 +77,11 @@ def on_device(ctx: mx.Context, name: str) -> Iterator[None]:
         raise RuntimeError(f"{name} failed on {ctx}: {type(error).__name__}: {error}") from error
 
 
-def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:
-    """The nest of ``parts``, with their arrays concatenated on the first device."""
+def _join(parts: Sequence[Any], runs: Sequence[tuple[mx.Context, int]], path: str) -> Any:
+    """Return the nest of ``parts``, with their arrays concatenated on the first device.
+
+    ``runs`` are the context of each part, and the number of samples that it is of.
+    """
     first = parts[0]
     if isinstance(first, NESTS):
         for part, (c, _) in zip(parts, runs):
@@ -104,21 +91,17 @@ def _join(parts: Sequence[Any], runs: Runs, path: str) -> Any:
         joined = (_join([part[key] for part in parts], runs, f"{path}[{key!r}]") for key in keys)
         return rebuild(first, joined)
     for part, (c, n) in zip(parts, runs):
-        _check_array(part, c, n, path)
+        kind = getattr(part, "stype", type(part).__name__)
+        if kind != "default":
+            raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {c}")
+        if not part.shape or part.shape[0] % n:
+            raise ValueError(
+                f"fn must return one row per sample, got {path} of shape {part.shape} on {c} for "
+                f"{n} samples; take sums and means of the result"
+            )
     arrays = [array.as_in_context(runs[0][0]) for array in parts]
     if isinstance(first, mx.np.ndarray):
         return mx.np.concatenate(arrays, axis=0)
     if np.dtype(first.dtype) == bool:  # mx.nd.concat does not take bool
         return mx.nd.concat(*[array.astype("uint8") for array in arrays], dim=0).astype("bool")
     return mx.nd.concat(*arrays, dim=0)
-
-
-def _check_array(array: Any, ctx: mx.Context, n: int, path: str) -> None:
-    if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
-        kind = getattr(array, "stype", type(array).__name__)
-        raise TypeError(f"fn must return dense MXNet arrays, got {path} a {kind} on {ctx}")
-    if not array.shape or array.shape[0] % n:
-        raise ValueError(
-            f"fn must return one row per sample, got {path} of shape {array.shape} on {ctx} for "
-            f"{n} samples; take sums and means of the result"
-        )

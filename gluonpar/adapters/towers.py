@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -13,19 +12,10 @@ from gluonpar.adapters.parallel import on_device
 from gluonpar.batch_norm import all_devices
 from gluonpar.collectives import Exchange, arguments, in_buckets
 from gluonpar.gluon import check_draws_nothing, consistency
-from gluonpar.metrics import LossMeter
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import devices, interrupts, memory, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
-
-
-class TowersEpoch(NamedTuple):
-    """The result of :meth:`Towers.run_epoch`; ``loss`` is the mean over samples."""
-
-    loss: float
-    num_samples: int
-    num_steps: int
 
 
 class Towers:
@@ -41,18 +31,15 @@ class Towers:
     are sums over ``batch_size`` samples, except variables whose ``grad`` is None: it is
     :func:`gluonpar.sgd`, a function like it, or an ``mx.optimizer.Optimizer``. It runs once per
     step, on the first tower's variables; the result, and the first tower's running statistics of
-    batch normalisation, are then broadcast, so all towers stay bit-identical.
-
-    In a job of several processes all ranks' towers are one set: their gradients are summed, samples
-    weigh the same on all ranks, losses are averaged over them, and variables start with rank 0's
-    values. Every rank takes the same steps, with batches of its own or none. Towers made inside
-    ``gluonpar.cluster.local()`` are this process's only.
+    batch normalisation, are then broadcast, so all towers have the same bits.
 
     A step weighs samples equally, not towers: it equals one device's step on all towers' samples,
-    for batches of any size, up to rounding and batch normalisation. With equal batches that is the
-    mean of :func:`average_gradients`.
+    for batches of any size, up to rounding and batch normalisation. In a job of several processes
+    the towers of all ranks take one step together, and variables start with rank 0's values. All
+    ranks take the same steps, with batches of their own or none. Towers that are made inside
+    ``gluonpar.cluster.local()`` are of this process only.
 
-    Raises ValueError for a Block on a context that is listed twice, and SGLD over several
+    Raises ValueError for a Block on a context that is listed twice, and for SGLD in several
     processes.
 
     >>> import mxnet as mx
@@ -109,29 +96,21 @@ class Towers:
         per sample along axis 0; it is loaded onto ``ctx[i]`` for tower i. With fewer batches than
         towers, the last towers do not take part. ``lr`` may be None only with an ``mx.optimizer``,
         which then uses its own learning rate. Outputs are on the device where they were computed,
-        and from before the update; nothing waits. The gradients are overwritten. In a job of
-        several processes a rank may have no batch, or one without samples, if another rank has one,
-        and has no output then; a step waits until all ranks have begun it, to add up their samples.
+        and from before the update. The gradients are overwritten; one that a tower's loss does not
+        depend on counts as zero. Nothing waits, but in a job of several processes a step waits
+        until all ranks have begun it, to add up their samples. There a rank may have no batch, or
+        one without samples, and then has no output.
 
-        A gradient that a tower's loss does not depend on counts as zero. An exception in a tower is
-        raised as a RuntimeError that names the device, with the exception as its cause. Raises
-        ValueError for no batch, more batches than towers, a bad ``lr``, losses that are not one per
-        sample, and variables that accumulate gradients (``grad_req='add'``). Running statistics
-        aside, variables are then unchanged.
+        An exception in a tower is raised as a RuntimeError that names the device, with the
+        exception as its cause. Raises ValueError for no batch on any rank, more batches than
+        towers, a bad ``lr``, losses that are not one per sample, and variables that accumulate
+        gradients (``grad_req='add'``). Running statistics aside, variables are then unchanged.
         """
-        outputs, num_samples = self._step(list(batches), lr)
-        if not num_samples:
-            raise ValueError("a step takes at least 1 batch, got none on any rank")
-        return outputs
-
-    def _step(self, batches: list, lr: float | None) -> tuple[dict[str, list], int]:
-        """Return the outputs, and the number of samples of all ranks; without any, do nothing."""
+        batches = list(batches)
         if len(batches) > len(self.ctx):
             raise ValueError(f"a step takes at most {len(self.ctx)} batches, got {len(batches)}")
-        if lr is not None:
+        if lr is not None or self._needs_lr:
             check_lr(lr)
-        elif self._needs_lr:
-            raise ValueError("lr must be given, such as 0.1, unless update is an mx.optimizer")
         for param in self._params or ():
             if param.grad_req == "add":
                 raise ValueError(f"{param.name} must have grad_req='write', got 'add'")
@@ -145,10 +124,11 @@ class Towers:
             with all_devices(len(batches)) as call_on:
                 outputs = self._run(batches, variables, call_on)
             number = sum(of_ranks.wait())
-            if number:
-                with interrupts.held():
-                    self._reduce_and_update(variables, len(batches), lr, number)
-        return outputs, number
+            if not number:
+                raise ValueError("a step takes at least 1 batch, got none on any rank")
+            with interrupts.held():
+                self._reduce_and_update(variables, len(batches), lr, number)
+        return outputs
 
     def _reduce_and_update(
         self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
@@ -165,33 +145,10 @@ class Towers:
         cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
         self._exchange.inside.broadcast(in_buckets(copies))
 
-    @cluster.in_scope
-    def run_epoch(self, batches: Iterable[Any], lr: float | None = None) -> TowersEpoch:
-        """Take steps until ``batches`` ends, the towers drawing batches in turn.
-
-        In the last step, towers for which no batch is left do not take part. In a job of several
-        processes it ends when no rank has a batch left, and all return the same. Waits at the end,
-        to read the loss, and before as :class:`~gluonpar.metrics.LossMeter` does. Raises as
-        :meth:`step`, ValueError if there is no batch, and ``metrics.DivergedError`` if the loss is
-        not finite.
-        """
-        remaining, meter = iter(batches), LossMeter()
-        total = 0
-        while True:
-            drawn = list(itertools.islice(remaining, len(self.ctx)))
-            outputs, number = self._step(drawn, lr)
-            if not number:
-                break
-            total += number
-            meter.add(outputs.get("loss", []))
-        if not total:
-            raise ValueError("batches must yield at least 1 batch, got none")
-        return TowersEpoch(meter.read(), total, meter.num_batches)
-
     def _run(
         self, batches: list, variables: list[Sequence[mx.nd.NDArray]], call_on: Callable
     ) -> dict[str, list]:
-        """Run forward on every tower, then backward on every tower; return the outputs by name."""
+        """Run forward and backward on every tower; return the outputs by name."""
         outputs: list[dict[str, Any]] = []
         for i, (c, arrays, batch) in enumerate(zip(self.ctx, variables, batches)):
             memory.set_grad_flags(arrays, False)  # until backward sets them
@@ -199,21 +156,20 @@ class Towers:
                 [loaded] = split_and_load(batch, c)
                 output = call_on(c, self._forward, loaded, self._models[i])
             outputs.append(output if isinstance(output, dict) else {"loss": output})
-            loss, shape = outputs[-1].get("loss"), (num_samples(batch),)
+            loss: Any = outputs[-1].get("loss")
+            shape = (num_samples(batch),)
             if getattr(loss, "shape", None) != shape:
                 got = getattr(loss, "shape", sorted(outputs[-1]))
                 raise ValueError(
                     f"forward must return an output 'loss', one per sample, of shape {shape}, got "
                     f"{got} on {c}"
                 )
-        by_name = {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
-        for i, (c, arrays, loss) in enumerate(zip(self.ctx, variables, by_name.get("loss", []))):
             with on_device(c, f"backward of tower {i}"):
                 call_on(c, loss.backward)
             flags = memory.grad_flags(arrays)
             unwritten = [array.grad for array, written in zip(arrays, flags) if not written]
             memory.zero([grad for grad in unwritten if grad is not None])
-        return by_name
+        return {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
 
 
 def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable:
@@ -243,9 +199,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     ``tower_grads[i]`` are tower i's gradients, in the same order of variables for every tower:
     float arrays, ``mx.nd`` or ``mx.np``, or pairs (gradient, variable). Returns a list of new
     arrays, or of pairs (mean, the first tower's variable). In a job of several processes the mean
-    is over the towers of all of them. The inputs are not changed; nothing is recorded for autograd,
-    and nothing waits. All towers weigh the same, whatever their batches: for
-    batches of different sizes use :class:`gluonpar.Towers`, which weighs samples equally.
+    is over the towers of all of them. The inputs are not changed; nothing is recorded, and nothing
+    waits. All towers weigh the same: for batches of different sizes use :class:`gluonpar.Towers`.
 
     Raises ValueError for towers with different numbers of gradients, and for shapes or dtypes that
     differ; TypeError for entries that are not arrays or pairs, such as None.
@@ -262,9 +217,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     lengths = [len(entries) for entries in tower_grads]
     if len(set(lengths)) > 1:
         raise ValueError(f"every tower must have one gradient per variable, got {lengths}")
-    pairs = {isinstance(e, (tuple, list)) and len(e) == 2 for each in tower_grads for e in each}
-    paired = pairs == {True}
-    variables = list(zip(*tower_grads))
+    variables = [*zip(*tower_grads)]
+    paired = all(isinstance(e, (tuple, list)) and len(e) == 2 for of in variables for e in of)
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
         different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
@@ -273,8 +227,6 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     with autograd.pause(), mx.util.np_shape(True):
         means = [grads[0].copy() for grads in lists]
     if lists:
-        ctx = [grad.context for grad in lists[0]]
-        exchange = Exchange(ctx, op="mean")
         sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]
-        exchange.reduce(in_buckets(sums))
+        Exchange([grad.context for grad in lists[0]], op="mean").reduce(in_buckets(sums))
     return [(mean, of[0][1]) for mean, of in zip(means, variables)] if paired else means

@@ -4,12 +4,11 @@ A round is a call of :func:`run_tasks`, or a pass of a plain loop. A sum belongs
 over as many devices as the round has. The n-th sum that a layer begins in a round on one device is
 its n-th on all of them. The next round has new sums, however this one ends.
 
-In a job a sum is over the devices of all ranks. A round has a name that is the same on all ranks:
-where it begins, and how many began there before. So has each sum in it: the layer's name, and the
-fields of its ``SumKey``. A rank sends the values of its devices to all others when all of them have
-added theirs, and says at the end of its tasks how many it had and how often they called each layer.
-So a sum is complete when each rank has sent values or said that it has no task, and ranks that
-differ are named.
+In a job a sum is over the devices of all ranks. All ranks have the same name for a round, its place
+and its number there, and for a sum in it, ``SumKey.name``. When all devices of a rank have added
+their values, it sends these to all others. At the end of its tasks it sends their number, and how
+often they called each layer. So a sum is complete when each rank has sent values or that it has no
+task, and an error names ranks that differ.
 """
 
 from __future__ import annotations
@@ -35,64 +34,131 @@ Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
 
 
 class Tasks(NamedTuple):
-    """What a rank says at the end of its tasks, or when one has failed."""
+    """What a rank sends at the end of its tasks, or when one has failed."""
 
     number: int
-    calls: dict[str, int]  # of each layer, by its name
+    calls: dict[str, int]  # how often each layer was called, by its name
     failed: str = ""
 
 
-class RankRound:
-    """One round on this rank, and what has come from the others; without messages, of this only."""
+class SumKey(NamedTuple):
+    """A sum, or the sum of the gradients with respect to it."""
 
-    def __init__(self, place: str, messages: cluster.messages.Messages | None = None) -> None:
-        self._messages, self.is_shared = messages, messages is not None
-        self.rank = messages.rank if messages else 0
-        self._ranks = range(messages.size if messages else 1)
+    round: Round
+    layer: Any  # has a name, a name_in_job, is_local and timeout_seconds
+    of_variance: bool  # or of the mean
+    number: int  # of the layer's call
+    of_gradients: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the sum is over the devices of all ranks."""
+        return self.round.number > 0 and not self.layer.is_local
+
+    @property
+    def name(self) -> Name:
+        """The same on all ranks."""
+        return (self.layer.name_in_job, *self[2:])
+
+
+class Round:
+    """A call of functions on ``num_devices`` devices of this process at once.
+
+    Outside ``cluster.local()`` all ranks of a job take part in it, and begin the rounds of one
+    ``place`` in the same order.
+    """
+
+    def __init__(self, num_devices: int, place: str = "run_tasks") -> None:
+        self.num_devices, self.place = num_devices, place
+        self.failed = ""  # why a device is missing, if one is
+        job = world.world()
+        self.messages: Any = job.messages if job else None
+        self.number = 0  # among the shared rounds of this place; 0 before join_ranks
         self._parts: dict[Name, dict[int, np.ndarray]] = {}  # of incomplete sums, by rank
         self._tasks: dict[int, Tasks] = {}  # by rank
-        if messages is None:
-            return
-        _num_begun[place] += 1
-        self._name: Name = (place, _num_begun[place])
-        _rounds[self._name] = self
-        for rank, kind, content in _early.pop(self._name, ()):
-            self.receive(rank, kind, content)
+        # Per device that was called, how often its thread had called backward before.
+        self.num_backwards: dict[mx.Context, int] = {}
+        self.after_failure: list[Callable[[], None]] = []  # to be called then
+        # By layer: the number of its sums, by device and whether they are of the variance.
+        self.begun: dict[Any, collections.Counter[tuple[str, bool]]] = {}
 
-    def give(self, name: Name, values: np.ndarray) -> None:
-        """Send the values of this rank's devices, (number of devices, n), for a sum."""
-        self._send("values", (name, values))
+    def join_ranks(self) -> None:
+        """In a job, share the round with the other ranks, if there is a layer that they share."""
+        if self.messages and _num_named and not self.number:
+            self.messages.start(_receive, _is_message_expected)
+            with lock:
+                _num_begun[self.place] += 1
+                self.number = _num_begun[self.place]
+                _rounds[self.place, self.number] = self
+                for message in _early.pop((self.place, self.number), ()):
+                    self.receive(*message)
 
-    def say(self, tasks: Tasks) -> None:
-        """Send this rank's tasks."""
-        if self.is_shared:
-            self._send("tasks", tasks)
+    def send(self, content: Any) -> None:
+        """Send Tasks, or a sum's name and this rank's values of it, (number of devices, n)."""
+        self.receive(self.messages.rank, content)
+        self.messages.send(((self.place, self.number), content))
 
-    def look(self) -> None:
-        """Have messages received, because one is waited for."""
-        if self._messages:
-            self._messages.look()
+    def receive(self, rank: int, content: Any) -> None:
+        """Take what a rank has sent."""
+        if isinstance(content, Tasks):
+            self._tasks[rank] = content
+        else:
+            name, values = content
+            self._parts.setdefault(name, {})[rank] = values
 
-    def take(self, name: Name) -> dict[int, np.ndarray]:
-        """Return the values for a sum by rank, in their order, and keep them no longer."""
-        return dict(sorted(self._parts.pop(name, {}).items()))
+    def send_tasks(self, failed: str = "") -> None:
+        """Tell the other ranks how many tasks there were, and how often they called each layer."""
+        with lock:
+            if self.number:
+                calls = {
+                    layer.name_in_job: max(begun.values())
+                    for layer, begun in self.begun.items()
+                    if not layer.is_local
+                }
+                self.send(Tasks(self.num_devices, calls, failed))
+        _go_on()
 
-    def waits_for(self, name: Name) -> list[int]:
-        """Return the ranks that have neither sent values for a sum nor said that they have none."""
-        arrived = self._parts.get(name, {})
-        without = {rank for rank, tasks in self._tasks.items() if not tasks.number}
-        return [rank for rank in self._ranks if rank not in arrived and rank not in without]
+    def wait_for_tasks(self, seconds: float) -> dict[str, int]:
+        """On a rank without tasks, wait for the others'; return how often they called each layer.
 
-    def without_word(self) -> list[int]:
-        """Return the ranks that have not said what their tasks were."""
-        return [rank for rank in self._ranks if rank not in self._tasks]
+        Raises RuntimeError if the ranks differ, if a task has failed on one, and after ``seconds``.
+        """
+        global _num_waiting
+        with lock:
+            _num_waiting += 1
+            self.messages.look()
+            try:
+                lock.wait_for(lambda: self.failure() or not self._without_tasks(), seconds)
+            finally:
+                _num_waiting -= 1
+            if self.failure():
+                raise RuntimeError(self.failure())
+            missing = self._without_tasks()
+            if missing:
+                raise RuntimeError(
+                    f"rank {self.messages.rank}, without tasks, waited {seconds:g} s for the tasks "
+                    f"of rank {', '.join(map(str, missing))}; all ranks must call {self.place} "
+                    "equally often"
+                )
+            return next((tasks.calls for tasks in self._tasks.values() if tasks.number), {})
 
-    def calls(self) -> dict[str, int]:
-        """Return how often the ranks' tasks called each layer, when all ranks have said it."""
-        return next((tasks.calls for tasks in self._tasks.values() if tasks.number), {})
+    def _without_tasks(self) -> list[int]:
+        return [rank for rank in range(self.messages.size) if rank not in self._tasks]
+
+    def waits_for(self, key: SumKey) -> list[int]:
+        """Return the ranks that have neither sent values of a sum nor that they have no task."""
+        if not key.is_shared:
+            return []
+        idle = {rank for rank, tasks in self._tasks.items() if not tasks.number}
+        arrived = {*self._parts.get(key.name, ())}
+        return [rank for rank in range(self.messages.size) if rank not in arrived | idle]
+
+    def take(self, key: SumKey) -> dict[int, np.ndarray]:
+        """Remove the values of a sum, and return them by rank, in the order of the ranks."""
+        return dict(sorted(self._parts.pop(key.name, {}).items()))
 
     def failure(self) -> str:
-        """Return why sums will not become complete: a task has failed, or the ranks differ."""
+        """Return why sums cannot become complete: a task has failed, or the ranks differ."""
         said = sorted((rank, tasks) for rank, tasks in self._tasks.items() if tasks.number)
         for rank, tasks in said:
             if tasks.failed:
@@ -107,83 +173,11 @@ class RankRound:
             for layer in sorted({*ours, *theirs})
             if ours.get(layer, 0) != theirs.get(layer, 0)
         )
-        place, number = self._name
         return (
-            f"the ranks differ in call {number} of {place}: {counts}. All ranks must make the same "
-            "layers, and call run_tasks equally often with the same ones, also without samples "
-            "(shards [])"
+            f"the ranks differ in call {self.number} of {self.place}: {counts}. All ranks must "
+            "make the same layers, and call run_tasks equally often with the same ones, also "
+            "without samples (shards [])"
         )
-
-    def _send(self, kind: str, content: Any) -> None:
-        self.receive(self.rank, kind, content)
-        if self._messages:
-            self._messages.send((self._name, kind, content))
-
-    def receive(self, rank: int, kind: str, content: Any) -> None:
-        """Take what a rank has sent."""
-        if kind == "tasks":
-            self._tasks[rank] = content
-            return
-        name, values = content
-        self._parts.setdefault(name, {})[rank] = values
-
-
-class SumKey(NamedTuple):
-    """A sum, or the sum of the gradients with respect to it."""
-
-    round: Round
-    layer: Any  # has a name, a name_in_job, is_local and timeout_seconds
-    of_variance: bool  # or of the mean
-    number: int  # of the layer's call
-    of_gradients: bool = False
-
-    @property
-    def over(self) -> RankRound:
-        """The round of the ranks whose devices the sum is over."""
-        return self.round.of_this_rank if self.layer.is_local else self.round.of_ranks
-
-    @property
-    def name(self) -> tuple:
-        """The same on all ranks."""
-        return (self.layer.name_in_job, *self[2:])
-
-
-class Round:
-    """A call of functions on ``num_devices`` devices of this process at once.
-
-    Outside ``cluster.local()`` all ranks of a job take part in it, and begin the rounds of one
-    ``place`` in the same order.
-    """
-
-    def __init__(self, num_devices: int, place: str = "run_tasks") -> None:
-        self.num_devices, self.failed = num_devices, ""  # why a device is missing, if one is
-        job = world.world()
-        self.place, self._messages = place, job.messages if job else None
-        self.spans = job is not None
-        self.of_this_rank = self.of_ranks = RankRound(place)
-        # Per device that was called, how often its thread had called backward before.
-        self.num_backwards: dict[mx.Context, int] = {}
-        self.after_failure: list[Callable[[], None]] = []  # to be called then
-        # By layer: the number of its sums, by device and whether they are of the variance.
-        self.begun: dict[Any, collections.Counter[tuple[str, bool]]] = {}
-
-    def join_ranks(self) -> None:
-        """In a job, begin the round on this rank, if any layer may add to it."""
-        if self._messages and _layers_in_job and not self.of_ranks.is_shared:
-            self._messages.start(_receive, _is_message_expected)
-            with lock:
-                self.of_ranks = RankRound(self.place, self._messages)
-
-    def say_tasks(self, failed: str = "") -> None:
-        """Tell the other ranks how many tasks there were, and how often they called each layer."""
-        with lock:
-            calls = {
-                layer.name_in_job: max(begun.values())
-                for layer, begun in self.begun.items()
-                if not layer.is_local
-            }
-            self.of_ranks.say(Tasks(self.num_devices, calls, failed))
-        _go_on()
 
     def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
@@ -260,12 +254,12 @@ class _Sum:
 lock = engine.lock()  # also notified of other ranks' messages
 _num_begun: collections.Counter[str] = collections.Counter()  # rounds, by place
 # Those that some operator may still add to; messages for others come too late.
-_rounds: weakref.WeakValueDictionary[Name, RankRound] = weakref.WeakValueDictionary()
+_rounds: weakref.WeakValueDictionary[Name, Round] = weakref.WeakValueDictionary()
 _early: dict[Name, list[tuple]] = {}  # messages, by the name of a round that has not begun here
 _num_waiting = 0  # for tasks of other ranks
 _incomplete: dict[SumKey, _Sum] = {}
 _is_used = False  # whether a sum has begun in this process
-_layers_in_job = False  # whether there are any whose sums are over the devices of all ranks
+_num_named: collections.Counter[str] = collections.Counter()  # layers of all ranks, by name
 _abandoned = ""  # why, while the operators of a failed round end
 _this = threading.local()  # .round
 
@@ -275,10 +269,13 @@ def current_round() -> Round | None:
     return getattr(_this, "round", None)
 
 
-def join_job() -> None:
-    """Begin rounds with the other ranks from now on: a layer has been made on all of them."""
-    global _layers_in_job
-    _layers_in_job = True
+def name_in_job(name: str) -> str:
+    """Return a new layer's name on all ranks: a layer's number tells it from others of its name.
+
+    Ranks share the rounds that begin from now on.
+    """
+    _num_named[name] += 1
+    return name if _num_named[name] == 1 else f"{name} (number {_num_named[name]})"
 
 
 def add(
@@ -299,47 +296,23 @@ def add(
         current.callbacks.append((done, failed))
         if len(current.values) == key.round.num_devices and not _why_lost(key):
             current.is_complete_here, current.began = True, time.monotonic()
-            if current.values:
-                key.over.give(key.name, np.stack(current.in_order()))
-            key.over.look()
+            if key.is_shared:
+                if current.values:
+                    key.round.send((key.name, np.stack(current.in_order())))
+                key.round.messages.look()
     _go_on()
 
 
-def wait_for_tasks(round_: Round, seconds: float) -> dict[str, int]:
-    """On a rank without tasks, wait for the others' tasks; return their calls of each layer.
-
-    Raises RuntimeError if the ranks differ, if a task has failed on one, and after ``seconds``.
-    """
-    global _num_waiting
-    over, end = round_.of_ranks, time.monotonic() + seconds
-    with lock:
-        _num_waiting += 1
-        try:
-            while not over.failure() and over.without_word() and time.monotonic() < end:
-                over.look()
-                lock.wait(1)
-        finally:
-            _num_waiting -= 1
-        if over.failure():
-            raise RuntimeError(over.failure())
-        if over.without_word():
-            raise RuntimeError(
-                f"rank {over.rank}, without tasks, waited {seconds:g} s for the tasks of rank "
-                f"{', '.join(map(str, over.without_word()))}; all ranks must call {round_.place} "
-                "equally often"
-            )
-        return over.calls()
-
-
 def _go_on() -> None:
-    """End the sums that have all values, and those that will not have them."""
+    """End the sums that have all values, and those that cannot become complete."""
     ended = []
     with lock:
         for key, current in [*_incomplete.items()]:
-            is_complete = current.is_complete_here and not key.over.waits_for(key.name)
+            is_complete = current.is_complete_here and not key.round.waits_for(key)
             why = "" if is_complete else _why_lost(key)
             if is_complete or why:
-                ended.append((key, _incomplete.pop(key), key.over.take(key.name), why))
+                parts = key.round.take(key) if key.is_shared else {0: current.in_order()}
+                ended.append((key, _incomplete.pop(key), parts, why))
     for key, current, parts, why in ended:
         widths = {len(row): rank for rank, rows in parts.items() for row in rows}
         message = f"{key.layer.name}: {why}" if why else ""
@@ -359,32 +332,31 @@ def _go_on() -> None:
 def _receive(rank: int, message: Any) -> None:
     """Take a message of another rank."""
     with lock:
-        name, kind, content = message
+        name, content = message
         if name in _rounds:
-            _rounds[name].receive(rank, kind, content)
+            _rounds[name].receive(rank, content)
         elif name[1] > _num_begun[name[0]]:  # it will begin here later
-            _early.setdefault(name, []).append((rank, kind, content))
+            _early.setdefault(name, []).append((rank, content))
         lock.notify_all()
     _go_on()
 
 
 def _is_message_expected() -> bool:
     with lock:
-        sums = _incomplete.items()
-        waits = any(each.is_complete_here and key.over.is_shared for key, each in sums)
-        return bool(_num_waiting) or waits
+        shared = [current for key, current in _incomplete.items() if key.is_shared]
+        return _num_waiting > 0 or any(current.is_complete_here for current in shared)
 
 
 def abandon(round_: Round) -> None:
-    """After an error in a task: let nothing wait for its device, and wait for all operators.
+    """After an error in a task, fail the sums that wait for its device; wait for all operators.
 
-    Waiting clears the errors of the sums that fail. Sums of earlier rounds are completed, unless
-    they are of gradients and the error came before a device's backward, which need not be in the
-    round of its forward.
+    Waiting clears the errors of the sums that fail. Sums of earlier rounds become complete, unless
+    they are of gradients and a device has not called backward, which may be in a later round than
+    forward.
     """
     global _abandoned
     round_.failed = "a task failed on another device"
-    round_.say_tasks("a task failed")
+    round_.send_tasks("a task failed")
     if not _is_used:
         return
     _abandoned = round_.failed
@@ -397,46 +369,44 @@ def abandon(round_: Round) -> None:
 
 
 def _why_lost(key: SumKey) -> str:
-    """Return why a sum will not become complete; an empty string if it may."""
+    """Return why a sum cannot become complete; an empty string if it can."""
     num_devices, devices = key.round.num_devices, _devices(key.round.begun.get(key.layer, ()))
     if len(devices) > num_devices:
         return f"num_devices is {num_devices}, but {', '.join(devices)} take part"
     if _abandoned and key.of_gradients:
         if not all(map(key.round.has_begun_backward, list(key.round.num_backwards))):
             return _abandoned
-    key.round.failed = key.round.failed or key.over.failure()
+    if key.is_shared:
+        key.round.failed = key.round.failed or key.round.failure()
     return key.round.failed
 
 
 def _fail_late() -> None:
-    """Fail the sums that have waited for more than ``timeout_seconds``.
+    """Every second, fail the sums that have waited for more than ``timeout_seconds``.
 
     If an operator fails on one device after run_tasks has returned, only a clock can tell that the
     other devices wait for it.
     """
-    with lock:
-        for key, current in _incomplete.items():
-            seconds = key.layer.timeout_seconds
-            if time.monotonic() - current.began > seconds:
-                failed = f"a device is missing after {seconds:g} s"
-                if current.is_complete_here:
-                    ranks = ", ".join(map(str, key.over.waits_for(key.name)))
-                    failed = (
-                        f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
-                        f"{key.round.place} equally often, also without samples (shards [])"
-                    )
-                key.round.failed = failed
-                key.over.say(Tasks(key.round.num_devices, {}, failed))
-    _go_on()
+    while True:
+        time.sleep(1)
+        with lock:
+            for key, current in _incomplete.items():
+                seconds = key.layer.timeout_seconds
+                if time.monotonic() - current.began > seconds:
+                    failed = f"a device is missing after {seconds:g} s"
+                    if current.is_complete_here:
+                        ranks = ", ".join(map(str, key.round.waits_for(key)))
+                        failed = (
+                            f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
+                            f"{key.round.place} equally often, also without samples (shards [])"
+                        )
+                    key.round.failed = failed
+                    if key.is_shared:
+                        key.round.send(Tasks(key.round.num_devices, {}, failed))
+        _go_on()
 
 
 @functools.lru_cache(None)
 def _watch(_pid: int) -> None:
-    """Start this process's thread that looks every second for sums that have waited too long."""
-
-    def watch() -> None:
-        while True:
-            time.sleep(1)
-            _fail_late()
-
-    threading.Thread(target=watch, name="gluonpar.late_sums", daemon=True).start()
+    """Start this process's thread that fails late sums."""
+    threading.Thread(target=_fail_late, name="gluonpar.late_sums", daemon=True).start()

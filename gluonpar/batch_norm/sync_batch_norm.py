@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import uuid
@@ -31,43 +30,30 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ``BatchNorm``. The block may be hybridized, exported and imported; ``static_shape`` has no
     effect on a network with it.
 
-    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
-    devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
-    the other devices get the running statistics, too, except for an imported symbol::
-
-        def forward_backward(shard):
-            X, y = shard
-            with autograd.record():
-                losses = loss(net(X), y)
-            losses.backward()
-            return losses
-
-        losses = gluonpar.run_tasks(forward_backward, shards, ctx)
-
-    A plain loop, ``[net(X) for X, y in shards]``, could stand still there (docs/design-notes.md).
-    It is refused: at once, with a RuntimeError; in a hybridized network whose shapes are not known
-    yet with a ValueError, and if it has been called before with an MXNetError where a result is
-    read. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
-    (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
-    an imported symbol trains in them on as many devices as when it was traced.
-
-    Reading a result waits for all devices. If a device does not arrive within ``timeout_seconds``,
-    the others fail with an MXNetError where a result is read.
+    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two
+    (docs/guide.md has an example). The devices are those of the call's tasks, so a batch may have
+    fewer samples than there are devices; the other devices get the running statistics, too, except
+    for an imported symbol. A plain loop, ``[net(X) for X, y in shards]``, could wait for ever there
+    (docs/design-notes.md). It is refused: at once, with a RuntimeError; in a hybridized network
+    whose shapes are not known yet with a ValueError, and if it has been called before with an
+    MXNetError where a result is read. On GPUs, and in prediction, plain loops work. Their number of
+    devices is ``num_devices`` (:func:`set_num_devices`) or, if that is None, the number of contexts
+    that hold the parameters; an imported symbol trains in them on as many devices as when it was
+    traced.
 
     In a job of several processes the devices are those of all ranks: P ranks with K devices each
-    have the bits of one process with P x K. All ranks make the same layers, and call them equally
-    often; a rank without samples calls ``run_tasks(task, [], ctx)`` and gets the running
-    statistics. The error names layers that differ, and a rank that does not come within
-    ``timeout_seconds``. With one device per rank a plain loop works on CPU contexts, too, if all
-    ranks have samples. A layer that was made or is called inside ``gluonpar.cluster.local()`` has
-    the mean and variance of this process.
+    have the bits of one process with P x K (docs/cluster.md says what ranks must do alike). A layer
+    that was made or is called inside ``gluonpar.cluster.local()`` has the mean and variance of this
+    process.
 
-    Mean and variance are two all-reduces of one number per channel through the host, and so are
-    their gradients; on CPU contexts it takes several times as long as BatchNorm.
+    Reading a result waits for all devices. If a device or a rank does not arrive within
+    ``timeout_seconds``, the others fail with an MXNetError where a result is read. Mean and
+    variance are two all-reduces of one number per channel through the host, and so are their
+    gradients; on CPU contexts it takes several times as long as BatchNorm.
 
-    Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
-    ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
-    training on several devices under NaiveEngine, too.
+    Raises ValueError if ``timeout_seconds`` is not positive or ``num_devices`` less than 1, and
+    when called if its parameters are on one context twice; RuntimeError in training on several
+    devices under NaiveEngine, too.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -82,28 +68,18 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
-        axis = kwargs.pop("axis", 1)
-        if axis != 1:
-            raise ValueError(f"axis must be 1, got {axis}")
         _check_num_devices(num_devices)
-        super().__init__(axis, *args, in_channels=in_channels, **kwargs)
+        super().__init__(1, *args, in_channels=in_channels, **kwargs)  # 1 is the axis of channels
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
+        self.momentum = self._kwargs["momentum"]
         self._half = False
         self.is_local = cluster.is_local()  # not of the ranks of a job
         self._key = self.name_in_job = uuid.uuid4().hex
         if not self.is_local:
-            _num_named[self.name] += 1
-            number = _num_named[self.name]
-            self.name_in_job = self.name if number == 1 else f"{self.name} (number {number})"
+            self.name_in_job = device_sums.name_in_job(self.name)
             _in_job[self.name_in_job] = self
-            device_sums.join_job()
         self._plain_round: Round | None = None
         _layers[self._key] = self
-
-    @property
-    def momentum(self) -> float:
-        """The part of the running statistics that a call in training leaves."""
-        return self._kwargs["momentum"]
 
     def _num_devices(self) -> int:
         """Return what is set, or the number of the parameters' contexts; 1 if there are none."""
@@ -120,7 +96,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._half = np.dtype(dtype) == np.float16
 
     def forward(self, x: Any, *more: Any) -> Any:
-        """Refuse a call that would not end, at once, and compute."""
+        """Refuse a call that would never end; else compute."""
         if not self._kwargs["use_global_stats"]:
             devices.check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
@@ -130,7 +106,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return super().forward(x, *more)
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
-        """Return why a call for one of ``ctx`` on this thread would not end, if it would not."""
+        """Return why a call for one of ``ctx`` on this thread may never end; "" if it ends."""
         if not autograd.is_training() or self._round().num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
@@ -140,13 +116,13 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return _PLAIN_LOOP.format(self.name)
 
     def _round(self) -> Round:
-        """Return this thread's round, or for a plain loop the layer's, until one has failed."""
-        current, plain, number = current_round(), self._plain_round, self._num_devices()
+        """Return the round of this thread's task; in a plain loop the layer's own."""
+        current, plain = current_round(), self._plain_round
         if current:
             return current
-        how = number, cluster.size() > 1
-        if not plain or plain.failed or (plain.num_devices, plain.spans) != how:
-            plain = self._plain_round = Round(number, f"a plain loop with {self.name_in_job}")
+        how = self._num_devices(), cluster.size() > 1
+        if not plain or plain.failed or (plain.num_devices, bool(plain.messages)) != how:
+            plain = self._plain_round = Round(how[0], f"a plain loop with {self.name_in_job}")
         return plain
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
@@ -172,7 +148,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         return out.as_np_ndarray() if mx.util.is_np_array() else out
 
     def _mean(self, F: Any, flat: Any, running: Any, which: int) -> Any:
-        """Per channel, the mean of ``flat`` over all devices; in prediction, ``running``."""
+        """Return per channel the mean of ``flat`` over all devices; in prediction, ``running``."""
         return F.Custom(
             F.sum(flat, axis=1, exclude=True),
             # size_array would do, but its GPU kernel writes four of its eight bytes.
@@ -204,13 +180,12 @@ _NAIVE_ENGINE = (
 # Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 _imported: dict[str, SyncBatchNorm] = {}
-# Those that were made outside cluster.local(): ranks tell layers of one name apart by their order.
+# Those that were made outside cluster.local(), by their name on all ranks.
 _in_job: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
-_num_named: collections.Counter[str] = collections.Counter()
 
 
 def share_running_statistics(round_: Round) -> None:
-    """Give the devices, of all ranks, that took no part the statistics of the others."""
+    """Copy the running statistics to the devices, of all ranks, that had no task."""
     took_part = list(round_.num_backwards)
     if not took_part:
         _follow_statistics(round_)
@@ -226,10 +201,8 @@ def share_running_statistics(round_: Round) -> None:
 
 def _follow_statistics(round_: Round) -> None:
     """On a rank without tasks, compute the running statistics from the other ranks' sums."""
-    if not round_.of_ranks.is_shared:
-        return
-    seconds = max((layer.timeout_seconds for layer in _in_job.values()), default=0)
-    calls = device_sums.wait_for_tasks(round_, seconds) if seconds else {}
+    seconds = [layer.timeout_seconds for layer in _in_job.values()]
+    calls = round_.wait_for_tasks(max(seconds)) if round_.number and seconds else {}
     for name, num_calls in calls.items():
         layer = _in_job.get(name)
         if layer is None or private_fields.awaits_shape(layer.running_mean):
@@ -322,18 +295,11 @@ def _check_num_devices(num_devices: int | None) -> None:
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     """The operator's attributes, which a symbol keeps as strings."""
 
-    def __init__(
-        self,
-        key: str,
-        name_of_layer: str,
-        num_devices: str,
-        momentum: str,
-        frozen: str,
-        variance: str,
-    ) -> None:
+    def __init__(self, key: str, name_of_layer: str, momentum: str, **numbers: str) -> None:
         super().__init__(need_top_grad=True)
-        self.key, self.name, self.num_devices = key, name_of_layer, int(num_devices)
-        self.momentum, self.frozen, self.variance = float(momentum), frozen == "1", variance == "1"
+        self.key, self.name, self.momentum = key, name_of_layer, float(momentum)
+        self.num_devices, self.frozen = int(numbers["num_devices"]), int(numbers["frozen"])
+        self.variance = bool(int(numbers["variance"]))
 
     def list_arguments(self) -> list[str]:
         return ["sums", "shape"]
@@ -364,11 +330,11 @@ class _MeanOverDevices(mx.operator.CustomOp):
         super().__init__()
         # in_data is on cpu(0) on every CPU context, so the context is passed
         self._prop, self._ctx, self._layer = prop, ctx, layer
-        # Its forward says why it cannot train; an error raised here would lose its words.
+        # Forward raises it; the message of an error that is raised here would be lost.
         self._refusal = "" if prop.frozen else layer._refusal([ctx])
         self._next = self._begin() if autograd.is_training() and not prop.frozen else None
         self._key: SumKey | None = None  # of the sum, if forward was in training
-        self._count = 0.0  # of samples
+        self._count = 0.0  # of values per channel, over all devices
 
     def _begin(self) -> SumKey:
         return self._layer._round().begin(self._layer, self._ctx, self._prop.variance)

@@ -17,9 +17,7 @@ from gluonpar.sharding import as_list
 class TaskError(RuntimeError):
     """A task failed on the context ``ctx``; the task's exception is the cause (``__cause__``)."""
 
-    def __init__(self, message: str, ctx: mx.Context) -> None:
-        super().__init__(message)
-        self.ctx = ctx
+    ctx: mx.Context
 
 
 def run_tasks(
@@ -28,29 +26,29 @@ def run_tasks(
     """Run ``task`` on each shard in the scope of its context, and return the results.
 
     ``shards[i]`` belongs to ``ctx[i]``; there may be fewer shards than contexts. ``task`` has a
-    method ``forward_backward(shard)`` or is a function of one shard. It records and differentiates
-    itself (``autograd.record()``, ``backward()``) and may return anything. The results are returned
-    unchanged in a list, in the order of the devices.
+    method ``forward_backward(shard)`` or is a function of one shard. It calls ``autograd.record()``
+    and ``backward()`` itself and may return anything. The results are returned unchanged in a list,
+    in the order of the devices.
 
     The tasks are called one after another, each on a thread that is kept for its device; the
     devices compute in parallel, because MXNet's operators are only queued. A task that waits
     (``asnumpy``, a metric) delays the next device, so do that with the results. Each thread has
     workspaces and random generators of its own, so no device's operators are queued behind
     another's: see :class:`SyncBatchNorm`, which normalises over the samples of all tasks of the
-    call. Within a task, ``run_tasks`` is part of that task's call. ``mx.random.seed`` seeds them
-    all; with ``mx.cpu(0)`` alone, or with GPUs, the numbers are those of a plain loop. The first
-    Ctrl-C is raised when all tasks have returned.
+    call. Within a task, ``run_tasks`` is part of that task's call. ``mx.random.seed`` seeds all
+    generators; with ``mx.cpu(0)`` alone, or with GPUs, the random numbers are those of a plain
+    loop. The first Ctrl-C is raised when all tasks have returned.
 
     In a job of several processes all ranks call it equally often, if the network has a
     :class:`SyncBatchNorm`. There ``shards`` may be empty: a rank without samples waits until the
     others have queued their tasks, and gets their running statistics.
 
     Raises ValueError for no shards in one process, more shards than contexts, or a context that is
-    listed twice; TypeError for a task that is not callable; RuntimeError if a
-    :class:`SyncBatchNorm` was not called equally often on all devices; :class:`TaskError`, which
-    names the device, if a task fails: later tasks do not run. After the last two the call's
-    gradients count in no later step of a Trainer. Gradients that were added to others
-    (``grad_req='add'``, ``no_sync()``) are there: call ``zero_grad()`` and begin again.
+    listed twice; RuntimeError if a :class:`SyncBatchNorm` was not called equally often on all
+    devices; :class:`TaskError`, which names the device, if a task fails: later tasks do not run.
+    After the last two the call's gradients count in no later step of a Trainer. Gradients that were
+    added to others (``grad_req='add'``, ``no_sync()``) remain: call ``zero_grad()`` and begin
+    again.
 
     >>> import mxnet as mx
     >>> shards = [mx.nd.ones((n,), ctx=mx.cpu(n)) for n in (1, 2)]
@@ -59,31 +57,29 @@ def run_tasks(
     """
     contexts = as_list(ctx)
     devices.check_distinct(contexts)
-    call = getattr(task, "forward_backward", task)
-    if not callable(call):
-        raise TypeError(f"task must be a function or have a method forward_backward, got {task!r}")
-    alone = cluster.size() == 1 or device_sums.current_round() is not None
-    if not int(alone) <= len(shards) <= len(contexts):
-        most = f"{int(alone)} to {len(contexts)}"
-        raise ValueError(f"shards must be {most}, one per context, got {len(shards)}")
+    least = int(cluster.size() == 1 or device_sums.current_round() is not None)
+    if not least <= len(shards) <= len(contexts):
+        number = f"{least} to {len(contexts)}, one per context"
+        raise ValueError(f"the number of shards must be {number}, got {len(shards)}")
     threads.share(contexts)
     results = []
     with all_devices(len(shards)) as call_on:
         for shard, c in zip(shards, contexts):
             try:
-                results.append(call_on(c, call, shard))
+                results.append(call_on(c, getattr(task, "forward_backward", task), shard))
             except Exception as error:
-                message = f"the task failed on {c}: {type(error).__name__}: {error}"
-                raise TaskError(message, c) from error
+                failure = TaskError(f"the task failed on {c}: {type(error).__name__}: {error}")
+                failure.ctx = c
+                raise failure from error
     return results
 
 
 @contextlib.contextmanager
 def all_devices(num_devices: int) -> Iterator[Callable]:
-    """Yield ``call(ctx, function, *arguments)``, to be called for that many devices, or for none.
+    """Yield ``call(ctx, function, *arguments)``, which calls the function on the device's thread.
 
-    It calls the function on the device's thread. The SyncBatchNorms in it sum over ``num_devices``
-    devices; within a task, over that task's devices. Ctrl-C is held back until the end.
+    It is to be called for ``num_devices`` devices, over which SyncBatchNorms sum; within a task
+    they sum over the devices of that task's call. Ctrl-C is held back until the end.
     """
     outer = device_sums.current_round()
     if outer:
@@ -95,7 +91,7 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
         try:
             yield round_.call
             round_.check_begun()
-            round_.say_tasks()
+            round_.send_tasks()
         except BaseException:
             device_sums.abandon(round_)
             for function in round_.after_failure:

@@ -12,11 +12,12 @@ from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
     grouped,
     in_buckets,
 )
-from gluonpar.collectives.operations import (
+from gluonpar.collectives.operations import (  # noqa: F401 - exchange_of is for the other rooms
     all_gather,
     allreduce,
     allreduce_many,
     broadcast,
+    exchange_of,
     explain,
     reduce,
     reduce_scatter,

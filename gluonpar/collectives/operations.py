@@ -121,12 +121,18 @@ def allreduce_many(
     ([2.0, 2.0, 2.0], [2.0])
     """
     lists = [*lists]  # it may be a generator
+    if lists:
+        exchange_of(lists, algorithm, op).allreduce(in_buckets(lists))
+        _call_after_sums(lists)
+
+
+def exchange_of(
+    lists: Sequence[Sequence[mx.nd.NDArray]], algorithm: str | None = None, op: str = "sum"
+) -> Exchange:
+    """Check ``lists``, at least one, as :func:`allreduce_many` does; return their exchange."""
     kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
     arguments.check_apart([array for data in lists for array in data], "lists")
-    if lists:
-        over = _checked_exchange(kinds, algorithm, op)
-        over.allreduce(in_buckets(lists))
-        _call_after_sums(lists)
+    return _checked_exchange(kinds, algorithm, op)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:

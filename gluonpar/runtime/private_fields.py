@@ -29,8 +29,11 @@ children, params_by_place = attrgetter("_children"), methodcaller("_collect_para
 params = attrgetter("_params")  # a list; the optimizer's indices are its indices
 contexts = attrgetter("_contexts")
 optimizer = attrgetter("_optimizer")
-kvstore = attrgetter("_kvstore")  # None until the first step, and if there is none
+kvstore = attrgetter("_kvstore")  # None until the first step, and if there is none; a Module's, too
 kvstore_params = attrgetter("_kvstore_params")  # the Trainer's arguments for the kvstore
+
+# Of a Module: what updates its parameters, None before init_optimizer, and its contexts.
+updater, module_contexts = attrgetter("_updater"), attrgetter("_context")
 
 # Of an mx.optimizer.Optimizer:
 update_counts = attrgetter("_index_update_count")  # by the parameter's index
@@ -46,10 +49,9 @@ FILLS_TRAINERS_KVSTORE = "_init_params", [gluon.Trainer]  # with the first value
 SUMS_GRADIENTS = "_allreduce_grads", [gluon.Trainer]
 UPDATES_BY_SUMS = "update", [gluon.Trainer]
 UPDATES_DEVICES = "_update", [gluon.Trainer]
-# Of Module: they make a kvstore, give it the first values, and sum gradients and update.
-CREATES_KVSTORE = "_create_kvstore", [mx.model, mx.module.module]
-FILLS_KVSTORE = "_initialize_kvstore", [mx.model, mx.module.module]
-UPDATES_MODULE = "_update_params", [mx.model, mx.module.module]
+PREPARES_MODULE = "init_optimizer", [mx.mod.Module]  # makes its kvstore and optimizer
+UPDATES_MODULE = "update", [mx.mod.Module]
+CREATES_KVSTORE = "_create_kvstore", [mx.model]  # of a FeedForward
 UPDATES = "__call__", [mx.optimizer.Updater]  # updates weights of one device
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
 STEPS_ESTIMATOR = "batch_end", [estimator.GradientUpdateHandler]  # by the number of losses

@@ -304,6 +304,14 @@ def test_module_is_refused_an_optimizer_that_would_update_the_copies_differently
         cluster_rank.by_module(2, optimizer="sgld", options={})
 
 
+@pytest.mark.filterwarnings("ignore:.*FeedForward has been deprecated:DeprecationWarning")
+def test_feed_forward_is_refused():
+    out = mx.sym.SoftmaxOutput(mx.sym.var("data"), name="softmax")
+    model = mx.model.FeedForward(out, CTX[:2], num_epoch=1)
+    with pytest.raises(ValueError, match="use mx.mod.Module"):
+        model.fit(np.ones((4, 2)), np.zeros(4), kvstore="gluonpar")
+
+
 @pytest.mark.parametrize(
     "options, error, words",
     [
