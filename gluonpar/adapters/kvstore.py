@@ -15,7 +15,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.collectives import Exchange, arguments, in_buckets
+from gluonpar.collectives import Exchange, in_buckets, operations
 from gluonpar.gluon import batches, check_draws_nothing, consistency
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
@@ -381,14 +381,8 @@ def _begin_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> list[list[bool] | N
 
 def _exchange(lists: Sequence[Sequence[mx.nd.NDArray]], op: str | None = "sum") -> Exchange:
     """Return the exchange for lists that are added, or with ``op`` None only copied."""
-    kinds = [
-        arguments.check_list(data, f"lists[{j}]", row_sparse=op is not None)
-        for j, data in enumerate(lists)
-    ]
-    arguments.check_apart([array for data in lists for array in data], "the lists of all keys")
-    exchange = Exchange(kinds[0].ctx, op=op)
-    arguments.check_exchange(kinds, exchange)
-    return exchange
+    named = {f"lists[{j}]": data for j, data in enumerate(lists)}
+    return operations.checked_exchange(named, op=op, row_sparse=op is not None)
 
 
 def _keys(key: Any) -> Sequence[Any]:

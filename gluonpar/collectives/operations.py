@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, exchange
+from gluonpar.collectives import exchange
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.runtime import devices, interrupts, memory
+
+OPS = ("sum", "mean", "max", "min")
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 # Functions that push the sum of a list that has been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive (memory.fingerprint).
@@ -71,11 +75,10 @@ def allreduce(
             prepared([data])
         _call_after_sums([data])
         return
-    kind = arguments.check_list(data, row_sparse=True)
-    over = _checked_exchange([kind], algorithm, op)
+    over = checked_exchange({"data": data}, algorithm, op, row_sparse=True)
     over.allreduce(in_buckets([data]))
     _call_after_sums([data])
-    if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
+    if len(data) == 1 or not memory.num_bytes(data[0]) or over.num_processes > 1:
         return
     chosen = over.chosen([data])
     if chosen.prepare is not None and op != "mean":
@@ -121,10 +124,9 @@ def allreduce_many(
     ([2.0, 2.0, 2.0], [2.0])
     """
     lists = [*lists]  # it may be a generator
-    kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
-    arguments.check_apart([array for data in lists for array in data], "lists")
     if lists:
-        over = _checked_exchange(kinds, algorithm, op)
+        named = {f"lists[{j}]": data for j, data in enumerate(lists)}
+        over = checked_exchange(named, algorithm, op, row_sparse=True)
         over.allreduce(in_buckets(lists))
         _call_after_sums(lists)
 
@@ -139,8 +141,8 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    kind = arguments.check_list(data, row_sparse=True)
-    arguments.check_op("sum", kind.dtype)
+    kind = check_list(data, row_sparse=True)
+    check_op("sum", kind.dtype)
     if kind.stype == "row_sparse":
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
@@ -161,7 +163,7 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    over = _checked_exchange([arguments.check_list(data)], op=None)
+    over = checked_exchange({"data": data}, op=None)
     rank, device = divmod(_checked_root(root, over), len(data))
     name = f"broadcast of array {device} of rank {rank}"
     over.broadcast(in_buckets([data], root=device), rank, name)
@@ -176,7 +178,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    over = _checked_exchange([arguments.check_list(data)], op=op)
+    over = checked_exchange({"data": data}, op=op)
     rank, device = divmod(_checked_root(root, over), len(data))
     if over.num_processes > 1 and rank != cluster.rank():
         with autograd.pause(), mx.util.np_shape(True):
@@ -198,7 +200,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    _checked_exchange([arguments.check_list(data)], op=op).reduce_scatter(data)
+    checked_exchange({"data": data}, op=op).reduce_scatter(data)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -210,21 +212,103 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    _checked_exchange([arguments.check_list(data)], op=None).all_gather(data)
-
-
-def _checked_exchange(
-    kinds: Sequence[arguments.Kind],
-    algorithm: str | None = None,
-    op: str | None = "sum",
-) -> Exchange:
-    """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    over = Exchange(kinds[0].ctx, algorithm, op=op)
-    arguments.check_exchange(kinds, over)
-    return over
+    checked_exchange({"data": data}, op=None).all_gather(data)
 
 
 def _checked_root(root: int, over: Exchange) -> int:
     if not 0 <= root < over.num_arrays:
         raise ValueError(f"root must be from 0 to {over.num_arrays - 1}, got {root}")
     return root
+
+
+class Kind(NamedTuple):
+    """What the arrays of a list share, and the context of each."""
+
+    dtype: np.dtype
+    stype: str
+    ctx: list[mx.Context]
+
+
+def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bool = False) -> Kind:
+    """Return the kind of ``data``, which must be distinct arrays of one shape and dtype.
+
+    They must be dense, or with ``row_sparse`` all dense or all row_sparse.
+    """
+    if not isinstance(data, (list, tuple)):
+        kind = type(data).__name__
+        raise TypeError(f"{name} must be a list of arrays, one per device, got {kind}")
+    if not data:
+        raise ValueError(f"{name} must hold at least one array, got an empty list")
+    kinds = []
+    for i, array in enumerate(data):
+        if not isinstance(array, mx.nd.NDArray):
+            raise TypeError(f"{name}[{i}] must be an MXNet array, got {type(array).__name__}")
+        kinds.append(memory.kind(array))
+        if kinds[i] != kinds[0]:
+            got = f"{name}[{i}] {_described(array)}, but {name}[0] {_described(data[0])}"
+            raise ValueError(f"{name} must have one shape, dtype and storage type, got {got}")
+    _, dtype, stype = kinds[0]
+    if stype != "default" and not (row_sparse and stype == "row_sparse"):
+        raise ValueError(
+            f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
+        )
+    check_apart(data, name)
+    return Kind(dtype, stype, [*map(memory.context, data)])
+
+
+def checked_exchange(
+    lists: dict[str, Sequence[mx.nd.NDArray]],
+    algorithm: str | None = None,
+    op: str | None = "sum",
+    row_sparse: bool = False,
+) -> Exchange:
+    """Return the exchange for lists of arrays, by name; ValueError unless they can be summed by it.
+
+    Raises as :func:`allreduce_many` does. Only with ``row_sparse`` may arrays be row_sparse.
+    """
+    kinds = {name: check_list(data, name, row_sparse) for name, data in lists.items()}
+    check_apart([array for data in lists.values() for array in data], "lists")
+    (first, (_, _, ctx)), *_ = kinds.items()
+    for name, kind in kinds.items():
+        if kind.ctx != ctx:
+            got = f"{name} on {kind.ctx}, but {first} on {ctx}"
+            raise ValueError(f"lists must be on the same contexts, got {got}")
+        if op is not None:
+            check_op(op, kind.dtype)
+        if kind.stype == "row_sparse" and (algorithm or op in ("max", "min")):
+            raise ValueError(
+                "row_sparse arrays must be given op 'sum' or 'mean' and no algorithm, got "
+                f"op={op!r} and algorithm={algorithm!r}; or call tostype('default') on each"
+            )
+    return Exchange(ctx, algorithm, op=op)
+
+
+def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
+    """Raise ValueError if two of ``arrays`` are the same, or share memory."""
+    if len({*map(memory.chunk, arrays)}) == len(arrays):
+        return
+    extents = sorted(map(memory.extent, arrays))
+    for (chunk, _, end), (next_chunk, next_begin, _) in zip(extents, extents[1:]):
+        if chunk == next_chunk and next_begin < end:
+            raise ValueError(
+                f"{name} must hold different arrays, got the same one, or one and its view, more "
+                "than once"
+            )
+
+
+def _described(array: mx.nd.NDArray) -> str:
+    kind = f"shape {array.shape}, dtype {np.dtype(array.dtype)} and {array.stype} storage"
+    return f"on {array.context} with {kind}"
+
+
+def check_op(op: str, dtype: np.dtype) -> None:
+    """Raise ValueError unless ``op`` is known, and arrays of ``dtype`` can be combined by it."""
+    if op not in OPS:
+        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if dtype not in DTYPES:
+        got = (dtype.names or [dtype.name])[0]  # bfloat16 is a structure to NumPy
+        raise ValueError(
+            f"arrays must be of one of {', '.join(DTYPES)}, got {got}; convert them with astype"
+        )
+    if op == "mean" and dtype.kind != "f":
+        raise ValueError(f"op='mean' must be given float arrays, got {dtype}; use 'sum'")

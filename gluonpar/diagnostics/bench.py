@@ -25,7 +25,7 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
-from gluonpar.collectives import arguments
+from gluonpar.collectives import operations
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
 from gluonpar.install import entry
@@ -62,7 +62,7 @@ def parser(prog: str | None) -> harness.BenchmarkParser:
     made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
-    made.add("--dtype", "float32", "dtype of the arrays", choices=arguments.DTYPES)
+    made.add("--dtype", "float32", "dtype of the arrays", choices=operations.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
     help_ = "calls on the same arrays before the wait; a sample is one call's share"

@@ -16,7 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import collectives
-from gluonpar.collectives import arguments
+from gluonpar.collectives import operations
 from gluonpar.diagnostics import bench, harness
 from gluonpar.diagnostics.doctor import describe
 from gluonpar.diagnostics.verification import (
@@ -109,14 +109,14 @@ def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:
 
 def check_sums(algorithm: str | None, ctx: Sequence[mx.Context]) -> str:
     """Check that sums of integers, which have no rounding error, are exact on every device."""
-    for dtype, size in itertools.product(arguments.DTYPES, SIZES):
+    for dtype, size in itertools.product(operations.DTYPES, SIZES):
         arrays = [mx.nd.zeros((size,), ctx=context, dtype=dtype) for context in ctx]
         run = functools.partial(collectives.allreduce, arrays, algorithm)
         (wrong,) = bench.count_wrong([harness.Candidate("", run)], arrays).values()
         if wrong:
             total = size * len(ctx)
             raise VerificationError(f"{dtype} arrays of {size}: {wrong} of {total} sums are wrong")
-    return f"sums of {len(SIZES)} sizes and {len(arguments.DTYPES)} dtypes are exact"
+    return f"sums of {len(SIZES)} sizes and {len(operations.DTYPES)} dtypes are exact"
 
 
 def check_training(
