@@ -28,7 +28,6 @@ from gluonpar import collectives
 from gluonpar.collectives import operations
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
-from gluonpar.install import entry
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training import Console
@@ -55,8 +54,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def parser(prog: str | None) -> harness.BenchmarkParser:
     """Return the options, named as in nccl-tests."""
-    epilog = entry.epilog(EXAMPLES, harness.EXIT_CODES)
-    made = harness.BenchmarkParser(__doc__, prog=prog, epilog=epilog)
+    made = harness.BenchmarkParser(__doc__, prog=prog, examples=EXAMPLES)
     size, count = {"type": num_bytes, "metavar": "SIZE"}, {"metavar": "N"}
     made.add("--min-bytes", "4K", "smallest array of one device, such as 4096 or 4K", **size)
     made.add("--max-bytes", "64M", "largest array", **size)

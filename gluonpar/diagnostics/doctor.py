@@ -32,11 +32,7 @@ EXAMPLES = """
 gluonpar doctor
 gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
 """
-EXIT_CODES = {
-    0: "nothing is wrong",
-    1: "something is wrong, and printed with a remedy",
-    **entry.EXIT_CODES,
-}
+EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed with a remedy"}
 
 _SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 _ENTRY = Path(__file__).parents[1] / "install" / "entry.py"
@@ -75,8 +71,7 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> int:
     """Print all findings, as text or JSON; return the exit code."""
-    epilog = entry.epilog(EXAMPLES, EXIT_CODES)
-    parser = entry.Parser(prog=prog, description=__doc__, epilog=epilog)
+    parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     as_json = parser.parse_args(argv).json
     findings = [finding for topic in CHECKS for finding in examine(topic)]

@@ -29,7 +29,7 @@ from gluonpar.install import __version__, driver, entry
 from gluonpar.runtime import devices, threads
 from gluonpar.training import Console
 
-EXIT_CODES = {0: "measured", 1: "some value was wrong; a line says which", **entry.EXIT_CODES}
+EXIT_CODES = {0: "measured", 1: "some value was wrong; a line says which"}
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def turns(
     The order of each round is random, and the same in every run. ``progress`` may wrap the
     iteration over all rounds, as ``tqdm`` does.
     """
-    for round_ in progress(range(-warmup, rounds)) if candidates else ():
+    for round_ in progress(range(-warmup, rounds)):
         for candidate in random.Random(round_).sample(candidates, len(candidates)):
             yield candidate, round_ >= 0
 
@@ -119,10 +119,9 @@ def interleaved(
 
 def machine() -> dict[str, Any]:
     """Return the conditions of a measurement: processor, cores, GPUs, versions, date; for JSON."""
-    try:
-        gpus = [str(gpu) for gpu in driver.gpus()]
-    except driver.DriverError:
-        gpus = []
+    gpus: list[str] = []
+    with contextlib.suppress(driver.DriverError):
+        gpus += map(str, driver.gpus())
     return {
         "processor": _processor(),
         "cores": threads.cores(),
@@ -148,8 +147,7 @@ class BenchmarkParser(entry.Parser):
     """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
     def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
-        more = {"epilog": entry.epilog("", EXIT_CODES), **more}
-        super().__init__(description=description, **more)
+        super().__init__(exit_codes=EXIT_CODES, description=description, **more)
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
         self.add_argument("--json", metavar="FILE", help="write all samples to this file")
         if on_devices:
@@ -164,8 +162,8 @@ class BenchmarkParser(entry.Parser):
 class Record:
     """The results so far (rows with ``as_dict()``) and what else the --json file will hold."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.machine = options, machine()
+    def __init__(self, parser: BenchmarkParser, options: argparse.Namespace) -> None:
+        self.parser, self.options, self.machine = parser, options, machine()
         self.rows: list[Any] = []
         self.more: dict[str, Any] = {}
 
@@ -179,7 +177,7 @@ class Record:
         )
 
     def write(self) -> None:
-        """Write everything so far to the --json file; ValueError if that is not possible."""
+        """Write everything so far to the --json file; exit with one line if that fails."""
         path = self.options.json
         if not path:
             return
@@ -188,7 +186,7 @@ class Record:
         try:
             Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror}") from error
+            self.parser.error(f"cannot write {path}: {error.strerror}")
 
 
 def conduct(
@@ -205,12 +203,12 @@ def conduct(
     options = parser.parse_args(argv)
 
     def work() -> int:
-        console, record = Console(), Record(options)
+        console, record = Console(), Record(parser, options)
         try:
             prepared = prepare(options)
-            record.write()
         except ValueError as error:
             parser.error(parser.in_options(error))
+        record.write()
         complaints = measure(prepared, console, record)
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")

@@ -38,7 +38,7 @@ EXAMPLES = """
 gluonpar selftest                # all GPUs, or two CPU devices
 gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
 """
-EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed", **entry.EXIT_CODES}
+EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed"}
 SIZES = (1, 7, 15, 1009, 8481, 1 << 18)
 NET_SHAPES = ((8, 1, 5, 5), (8,), (16, 8 * 12 * 12), (16,), (10, 16), (10,))
 BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
@@ -49,8 +49,7 @@ Training = Callable[[Sequence[np.ndarray], Sequence[mx.Context]], Replicas]  # f
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> int:
     """Run the command line ``argv`` (default: the process's arguments); return the exit code."""
-    epilog = entry.epilog(EXAMPLES, EXIT_CODES)
-    parser = entry.Parser(prog=prog, description=__doc__, epilog=epilog)
+    parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
     help_ = "K GPUs; K CPU devices if there is no GPU at all"
     parser.add_argument("--num-gpus", type=int, metavar="K", help=help_)
     help_ = "only GPUs, or only CPU devices"

@@ -94,10 +94,22 @@ def run(program: str, work: Callable[[], int]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, with errors of one line, and help that is printed as it is written."""
+    """argparse's parser, with errors of one line, and help that is printed as it is written.
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+    The help ends with ``examples``, one per line, and the meaning of ``exit_codes``, to which
+    :data:`EXIT_CODES` are added.
+    """
+
+    def __init__(
+        self, examples: str = "", exit_codes: dict[int, str] | None = None, **more: Any
+    ) -> None:
+        commands = [f"  {line}" for line in examples.strip().splitlines()]
+        lines = ["examples:", *commands, ""] if commands else []
+        if exit_codes:
+            codes = sorted({**EXIT_CODES, **exit_codes}.items())
+            lines += ["exit codes:", *(f"  {code:<5}{meaning}" for code, meaning in codes)]
+        how = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=how, epilog="\n".join(lines), **more)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -130,13 +142,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with one line on stderr."""
         self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
-
-
-def epilog(examples: str, exit_codes: dict[int, str]) -> str:
-    """Return the end of a command's help: examples, one a line, and what its exit codes mean."""
-    lines = [f"  {line.strip()}" for line in examples.strip().splitlines()]
-    shown = ["examples:", *lines, ""] if lines else []
-    return "\n".join([*shown, "exit codes:", *(f"  {k:<5}{v}" for k, v in exit_codes.items())])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

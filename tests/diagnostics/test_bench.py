@@ -137,6 +137,7 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
         (("--algorithms", "nccl"), "nccl"),
         (("--collective", "reduce", "--algorithms", "ring"), "--algorithms is for allreduce only"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
+        (("--json", "/dev/full"), "cannot write /dev/full: No space left"),
     ],
 )
 def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):
