@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Sequence
@@ -95,9 +94,8 @@ def prepare(options: argparse.Namespace) -> tuple:
         names = [*(options.algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
         kinds = {context.device_type for context in chosen.ctx}
         names += {"cpu": [NUMPY], "gpu": ["mxnet nccl"]}.get(kinds.pop(), [])
-    arrays = zeros(options, chosen.ctx, 8)
-    for name in names:
-        candidate(name, arrays, options).sample()  # ValueError for an unsuitable algorithm
+    for name in options.algorithms or ():
+        collectives.check_algorithm(name, chosen.ctx)
     return counts, chosen.ctx, names, chosen.notice
 
 
@@ -125,10 +123,6 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
             console.line(harness.columns(result.cells(results), WIDTHS))
         record.rows += results
         record.write()
-    busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in names}
-    console.line("\naverage busbw over all sizes, GB/s")
-    for name, each in busbw.items():
-        console.line(harness.columns((name, f"{statistics.fmean(each):.3f}"), WIDTHS))
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in record.rows if row.wrong]
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
@@ -205,10 +199,9 @@ def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
         views[:] = memory.views(arrays)
 
     def run() -> None:
-        running = [pool.submit(_sum_blocks, views, part) for part in others]
+        running = pool.map(functools.partial(_sum_blocks, views), others)  # starts at once
         _sum_blocks(views, first)
-        for future in running:
-            future.result()
+        list(running)
 
     return Candidate(NUMPY, run, prepare=prepare, calls=calls)
 
@@ -220,11 +213,6 @@ def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
             np.add(total, other, out=total)
         for other in others:
             np.copyto(other, total)
-
-
-def zeros(options: argparse.Namespace, ctx: Sequence[mx.Context], size: int) -> list[mx.nd.NDArray]:
-    """Return one array of zeros per device."""
-    return [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
@@ -248,10 +236,10 @@ def measure_size(
     names: Sequence[str], options: argparse.Namespace, ctx: Sequence[mx.Context], size: int
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
-    arrays, collective = zeros(options, ctx, size), options.collective
+    arrays = [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
+    collective = options.collective
     candidates = [candidate(name, arrays, options) for name in names]
-    once = [replace(each, calls=1) for each in candidates]
-    wrong = count_wrong(once, arrays, collective)
+    wrong = count_wrong(candidates, arrays, collective)
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
@@ -270,7 +258,7 @@ def count_wrong(
     for each in candidates:
         for array, value in zip(arrays, values):
             array[:] = value
-        each.sample()
+        replace(each, calls=1).sample()
         pairs = zip(arrays, right)
         wrong[each.name] = sum(int((array.asnumpy() != want).sum()) for array, want in pairs)
     return wrong

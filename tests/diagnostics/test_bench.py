@@ -118,8 +118,6 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
     assert machine["cores"] >= 1 and machine["processor"] and machine["mxnet"].startswith("1.")
     assert {"gpus", "python", "numpy", "gluonpar", "date"} <= set(machine)
     assert written["arguments"]["min_bytes"] == 4096
-    average = np.mean([row["busbw"] for row in written["rows"] if row["name"] == "host"])
-    assert ["host", f"{average:.3f}"] in [line.split() for line in out]
 
 
 @pytest.mark.parametrize(
