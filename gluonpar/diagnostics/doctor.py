@@ -171,7 +171,7 @@ def mxnet() -> Iterator[Described]:
         num_gpus = mx.context.num_gpus()
     except mx.base.MXNetError as error:
         fault = f"MXNet cannot use any GPU, since CUDA fails: {describe(error)}"
-        yield WRONG, fault, "see `driver` below; CPU devices work (--device cpu)"
+        yield WRONG, fault, "see `gpu` below; CPU devices work (--device cpu)"
     if mx.__version__ != "1.9.1":
         yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{wheels.CPU} or {wheels.CUDA}"
     else:
@@ -179,20 +179,15 @@ def mxnet() -> Iterator[Described]:
         yield OK, f"{text}, {built} CUDA; finds {num_gpus} GPUs"
 
 
-def nvidia_driver() -> Iterator[Described]:
-    """NVIDIA's driver, and the version of CUDA that it supports."""
+def gpus() -> Iterator[Described]:
+    """The driver's version against CUDA 11, and each GPU against the kernels in MXNet's wheel."""
     needed = wheels.need_cuda()
     try:
-        driver.gpus()
-        newest = driver.cuda_version()
+        shown, newest = driver.gpus(), driver.cuda_version()
     except driver.DriverError as error:
-        if needed:
-            without = f"without a GPU: pip uninstall -y mxnet-cu112, then {wheels.CPU}"
-            yield WRONG, str(error), f"{without}; else as the message says"
-        elif isinstance(error, driver.DriverMissingError):
-            yield OK, "none, so CPU devices are used; a GPU needs NVIDIA's driver"
-        else:
-            yield NOTE, str(error)
+        without = f"without a GPU: pip uninstall -y mxnet-cu112, then {wheels.CPU}"
+        remedy = f"{without}; else as the message says"
+        yield (WRONG, str(error), remedy) if needed else (NOTE, str(error))
         return
     text = f"{driver.LIBRARY} supports CUDA up to {driver.version(newest)}"
     if needed and newest < driver.OLDEST_CUDA:
@@ -200,15 +195,6 @@ def nvidia_driver() -> Iterator[Described]:
         yield WRONG, f"{text}; mxnet-cu112 needs CUDA 11", remedy
     else:
         yield OK, text
-
-
-def gpus() -> Iterator[Described]:
-    """Each GPU's compute capability against the kernels in MXNet's wheel."""
-    needed = wheels.need_cuda()
-    try:
-        shown = driver.gpus()
-    except driver.DriverError:  # nvidia_driver reports it
-        return
     if not shown:
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
         yield NOTE, f"the driver shows no GPU{driver.hidden()}", remedy
@@ -263,9 +249,8 @@ def settings() -> Iterator[Described]:
 def threads() -> Iterator[Described]:
     """The processors that this process may use, a cgroup's quota, and other programs' load."""
     yield OK, f"{processors.usable()} of {os.cpu_count()} processors"
-    before = processors.used()
     time.sleep(_LOOK_SECONDS)
-    shared = processors.shared(before)
+    shared = processors.shared()
     if shared:
         yield NOTE, shared, "measure times when no other program is running, and without a quota"
 
@@ -309,7 +294,6 @@ CHECKS: dict[str, tuple[Callable[[], Iterator[Described]], str]] = {
     "python": (python, _REPORT),
     "numpy": (numpy, _NUMPY),
     "mxnet": (mxnet, f"if no remedy is named, reinstall it: {_MXNET}"),
-    "driver": (nvidia_driver, _DRIVER),
     "gpu": (gpus, _DRIVER),
     "cuda": (cuda, _CUDA),
     "settings": (settings, _REPORT),
