@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
-from gluonpar.install import cuda_libraries, driver, entry, processors, startup, wheels
+from gluonpar.install import driver, entry, processors, startup, wheels
 
 _LOOK_SECONDS = 0.3  # for which the use of the processors is observed
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
@@ -221,10 +221,10 @@ def cuda() -> Iterator[Described]:
     if not wheels.need_cuda():
         yield OK, "the installed MXNet needs no CUDA libraries"
         return
-    for name in cuda_libraries.LIBRARIES:
+    for name in wheels.CUDA_LIBRARIES:
         print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends
         try:
-            path = cuda_libraries.load(name)
+            path = wheels.load_cuda_library(name)
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
             yield OK, f"{name} loads from {path if path.is_absolute() else 'the system'}"
         except OSError as error:

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-from gluonpar.install import cuda_libraries, driver, wheels
+from gluonpar.install import driver, wheels
 
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
@@ -87,7 +87,7 @@ def _installed_wheel() -> str:
 def _import_mxnet(wheel: str) -> None:
     try:
         if wheels.need_cuda():
-            cuda_libraries.load_libraries()
+            wheels.load_cuda_libraries()
         # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and
         # MXNet stops and starts its engine at a fork; the number of threads could no longer be set.
         importlib.import_module("numpy.testing")
@@ -104,7 +104,7 @@ def _remedy(error: Exception, wheel: str) -> str:
     if "libcuda.so" in str(error):
         cpu = f"pip uninstall -y mxnet-cu112, then {wheels.CPU}"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
-    if any(name in str(error) for name in cuda_libraries.LIBRARIES):
+    if any(name in str(error) for name in wheels.CUDA_LIBRARIES):
         return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
     missing = wheels.missing_libraries()
     if missing:

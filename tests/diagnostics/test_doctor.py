@@ -11,7 +11,7 @@ from libcuda_stub import build_libcuda, build_library
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
-from gluonpar.install import cuda_libraries, processors, wheels
+from gluonpar.install import processors, wheels
 from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
@@ -195,7 +195,7 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
 
 def test_cuda_libraries_are_listed_up_to_one_that_ends_the_process(machine, tmp_path, monkeypatch):
     """A library that was cut off ends it by a signal, without a message."""
-    names, ends = cuda_libraries.LIBRARIES, "#include <unistd.h>\n__attribute__((constructor)) "
+    names, ends = wheels.CUDA_LIBRARIES, "#include <unistd.h>\n__attribute__((constructor)) "
     build_library(tmp_path, names[0])
     (tmp_path / names[1]).write_bytes(b"damaged")
     build_library(tmp_path, names[3], ends + "void end(void) { _exit(7); }")
