@@ -13,7 +13,7 @@ from typing import Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.plans import Algorithm, Hop, partition, plan, registry
+from gluonpar.plans import Algorithm, Hop, partition, plan
 from gluonpar.plans.algorithms import tree
 from gluonpar.runtime import engine, memory
 
@@ -53,14 +53,17 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
 
 @functools.lru_cache(256)
 def _hops(algorithm: Algorithm, num_devices: int, root: int | None) -> list[Hop]:
-    """Return the hops of the algorithm's plan, or of a tree: of a reduce to ``root``, if given."""
-    hops, k = registry.checked(algorithm.plan or tree.plan, num_devices), num_devices
+    """Return the hops of the algorithm's plan, or of a tree: of a reduce to ``root``, if given.
+
+    Raises ValueError for a plan that is not an all-reduce of ``num_devices``.
+    """
+    k = num_devices
     if root is None:
+        hops = (algorithm.plan or tree.plan)(k)
+        plan.check(hops, k)
         return hops
-    return [
-        hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k)
-        for hop in plan.towards(hops, 0)
-    ]
+    towards = plan.towards(_hops(algorithm, k, None), 0)
+    return [hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k) for hop in towards]
 
 
 @contextlib.contextmanager

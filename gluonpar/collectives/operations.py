@@ -24,11 +24,7 @@ _MOST_PREPARED = 256
 after_sums: list[Callable] = []  # called with lists whose arrays a program has replaced by sums
 
 
-def allreduce(
-    data: Sequence[mx.nd.NDArray],
-    algorithm: str | None = None,
-    op: str = "sum",
-) -> None:
+def allreduce(data: Sequence[mx.nd.NDArray], algorithm: str | None = None, op: str = "sum") -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
 
     In a job of several processes the sum is over the devices of all of them, and all must call this
@@ -101,9 +97,7 @@ def _key(data: Any, *how: Any) -> tuple:
 
 
 def allreduce_many(
-    lists: Iterable[Sequence[mx.nd.NDArray]],
-    algorithm: str | None = None,
-    op: str = "sum",
+    lists: Iterable[Sequence[mx.nd.NDArray]], algorithm: str | None = None, op: str = "sum"
 ) -> None:
     """:func:`allreduce` every list of ``lists`` in place, in buckets of up to 4 MiB per device.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from fractions import Fraction
 from typing import Any, Callable, NamedTuple, Sequence
@@ -95,14 +94,6 @@ def hops(name: str, num_devices: int) -> list[Hop]:
     if num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, got {num_devices}")
     return plan(num_devices)
-
-
-@functools.lru_cache(256)
-def checked(plan: Callable[[int], list[Hop]], num_devices: int) -> list[Hop]:
-    """Return the hops of a plan that is to be carried out; ValueError if it is no all-reduce."""
-    hops = plan(num_devices)
-    check(hops, num_devices)
-    return hops
 
 
 def _add(algorithm: Algorithm) -> None:
