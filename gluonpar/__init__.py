@@ -13,10 +13,8 @@ from gluonpar.install import startup
 try:
     startup.start()
 except ImportError as error:
-    code = entry.exit_code(error)  # of the command; None in other programs
-    if code is None:
-        raise
-    raise SystemExit(code) from None
+    entry.end_command(error)
+    raise
 
 import importlib as _importlib
 import typing as _typing

@@ -63,13 +63,11 @@ def without_mxnet() -> bool:
     return name is not None and name not in NEED_MXNET
 
 
-def exit_code(error: ImportError) -> int | None:
-    """Print why MXNet cannot be imported and return the exit code; None in another program."""
+def end_command(error: ImportError) -> None:
+    """If this process is the command ``gluonpar``, print why MXNet is not imported, and exit."""
     name = command()
-    if name is None:
-        return None
-    print(f"gluonpar {name}: error: {error}", file=sys.stderr)
-    return BAD_REQUEST
+    if name is not None:
+        Parser(prog=f"gluonpar {name}").error(str(error))
 
 
 def run(program: str, work: Callable[[], int]) -> int:
