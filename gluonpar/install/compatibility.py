@@ -22,8 +22,7 @@ import numpy as np
 
 def install() -> None:
     """Let the modules of MXNet that are imported from now on see NumPy's former names."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(_numpy_1()))
+    sys.meta_path.insert(0, _Finder(_numpy_1()))
 
 
 def _former() -> dict[str, dict[str, Any]]:
