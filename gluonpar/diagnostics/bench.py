@@ -103,14 +103,14 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     """Print a table size by size; return a complaint if there were wrong values."""
     counts, ctx, names, notice = prepared
     if notice:
-        console.notice(harness.wrapped(notice))
+        console.notice(notice)
     options = record.options
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     rows = {
         "devices": f"{list(ctx)}, {how}",
         options.collective: f"{options.dtype}, every value compared with NumPy's",
-        "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
-        "turns; time is the median, iqr the interquartile range, algbw and busbw in GB/s",
+        "samples": f"{options.rounds} rounds after {options.warmup} to warm up, in turns",
+        "columns": "median and interquartile range of the times; algbw and busbw in GB/s",
         "calls": f"{options.calls} before each wait; times are per call",
         "ratios": f"of times to those of {PEER} and {NUMPY}: below 1 is faster",
     }

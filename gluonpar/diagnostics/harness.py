@@ -16,7 +16,6 @@ import os
 import platform
 import random
 import re
-import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,10 +170,7 @@ class Record:
         """Print the conditions of the measurement: versions, machine, date, and ``rows``."""
         gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
         where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
-        rows = {"machine": where, "date": self.machine["date"], **rows}
-        console.header(
-            {name: wrapped(f"{name}: {text}")[len(name) + 2 :] for name, text in rows.items()}
-        )
+        console.header({"machine": where, "date": self.machine["date"], **rows})
 
     def write(self) -> None:
         """Write everything so far to the --json file; exit with one line if that fails."""
@@ -248,13 +244,6 @@ def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str]
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     """Return a table's line: right-justified cells, left-justified where the width is negative."""
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
-
-
-def wrapped(text: str) -> str:
-    """Return the text in lines of at most 80 columns; all but the first are indented."""
-    return textwrap.fill(
-        text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
 
 
 def progress_bar(title: str) -> Progress:
