@@ -9,10 +9,9 @@ made for a list of contexts, decides three things:
 - what to *add*: the arrays themselves, or copies of them. Copies are scaled for a mean, or rounded
   to float16 if the sums are sent to other processes in float16.
 
-With several processes, an all-reduce is hierarchical. Each process sums its bucket onto one device,
-the bucket's *root*. Then the arrays on the roots are summed between processes. Then each process
-broadcasts from its root. So the network carries one array per process, however many devices the
-process has.
+With several processes an all-reduce is hierarchical: each process sums a bucket onto one device,
+the bucket's *root*; the arrays on the roots are summed between processes; each process broadcasts
+from its root. So the network carries one array per process, however many devices the process has.
 
 All methods work in place and asynchronously, on arrays that ``operations.py`` has checked.
 """
@@ -71,9 +70,9 @@ class Bucket(NamedTuple):
 def grouped(
     items: Sequence[T], array_of: Callable[[T], mx.nd.NDArray], most_bytes: int
 ) -> list[list[T]]:
-    """Return neighbours in ``items`` together: arrays of one dtype, at most ``most_bytes``.
+    """Return groups of consecutive items whose arrays have one dtype and at most ``most_bytes``.
 
-    An array that is larger, or row_sparse, has a group to itself. Those without elements have none.
+    An array that is larger, or row_sparse, is a group. Arrays without elements are left out.
     """
     groups: list[list[T]] = []
     held, last = 0, None

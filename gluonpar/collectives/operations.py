@@ -69,18 +69,16 @@ def allreduce(data: Sequence[mx.nd.NDArray], algorithm: str | None = None, op: s
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
             prepared([data])
-        _call_after_sums([data])
-        return
-    over = checked_exchange({"data": data}, algorithm, op, row_sparse=True)
-    over.allreduce(in_buckets([data]))
+    else:
+        over = checked_exchange({"data": data}, algorithm, op, row_sparse=True)
+        over.allreduce(in_buckets([data]))
+        prepare = over.chosen([data]).prepare
+        one_sum = op != "mean" and len(data) > 1 and memory.num_bytes(data[0]) > 0
+        if prepare is not None and one_sum and over.num_processes == 1:
+            if len(_prepared) == _MOST_PREPARED:
+                _prepared.clear()
+            _prepared[key] = prepare([data], op)
     _call_after_sums([data])
-    if len(data) == 1 or not memory.num_bytes(data[0]) or over.num_processes > 1:
-        return
-    chosen = over.chosen([data])
-    if chosen.prepare is not None and op != "mean":
-        if len(_prepared) == _MOST_PREPARED:
-            _prepared.clear()
-        _prepared[key] = chosen.prepare([data], op)
 
 
 def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:

@@ -67,30 +67,29 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> 
     print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
     if len(chosen.ctx) == 1:
         print("note   one device: all-reduces are not checked; they need two")
-    failures = run(chosen.ctx)
-    last = f"{len(failures)} wrong. See `gluonpar doctor`." if failures else "all checks are right"
-    print(last)
-    return 1 if failures else 0
+    num_wrong = run(chosen.ctx)
+    print(f"{num_wrong} wrong. See `gluonpar doctor`." if num_wrong else "all checks are right")
+    return 1 if num_wrong else 0
 
 
-def run(ctx: Sequence[mx.Context]) -> list[str]:
-    """Run all checks on the devices ``ctx`` and print a line for each; return the failures.
+def run(ctx: Sequence[mx.Context]) -> int:
+    """Run all checks on the devices ``ctx`` and print a line for each; return how many fail.
 
     An exception in a check, such as CUDA's, is its failure, and the other checks are still run.
     Seeds MXNet's random generators. Waits.
     """
     ctx = list(ctx)
     threads.share(ctx)
-    failures = []
+    num_wrong = 0
     with devices.deterministic():
         for name, check in _checks(ctx):
             try:
                 line = f"ok     {name}: {check(ctx)}"
             except Exception as error:
-                failures.append(f"{name}: {describe(error)}")
-                line = f"WRONG  {failures[-1]}"
+                line = f"WRONG  {name}: {describe(error)}"
+                num_wrong += 1
             print(line, flush=True)
-    return failures
+    return num_wrong
 
 
 def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:

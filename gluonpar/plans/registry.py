@@ -1,4 +1,4 @@
-"""The all-reduce algorithms by name: the decorators that register one, and its hops, to print."""
+"""The all-reduce algorithms by name: decorators that register one, and its hops as a table."""
 
 from __future__ import annotations
 

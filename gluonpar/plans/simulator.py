@@ -20,7 +20,7 @@ import numpy as np
 from gluonpar.plans import registry
 from gluonpar.plans.plan import Hop, num_chunks, num_steps
 
-_AT_ONCE = 1e-9  # of the time until the next event: what ends within it ends with it
+_AT_ONCE = 1e-9  # relative: flows that end so close to the next event end with it
 
 
 class Link(NamedTuple):
@@ -169,7 +169,7 @@ def simulate(
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
 def _messages(algorithm: str, num_devices: int) -> tuple:
-    """Return the hops; of each message step, sender and receiver, and chunks; each hop's message.
+    """Return hops, messages (step, sender, receiver), their numbers of chunks, each hop's message.
 
     The messages are in the order of their steps.
     """
