@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import sys
-from typing import Any, Callable, Iterable, NoReturn, Sequence
+from typing import Any, Callable, Iterable, NoReturn
 
 NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
 
@@ -108,17 +108,6 @@ class Parser(argparse.ArgumentParser):
             lines += ["exit codes:", *(f"  {code:<5}{meaning}" for code, meaning in codes)]
         how = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=how, epilog="\n".join(lines), **more)
-
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        """Return the options; if one is unknown, exit and name the most similar option."""
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            known = re.findall(r"--[a-z-]+", self.format_help())
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(name, known)}")
-        return options
 
     def in_options(self, message: object) -> str:
         """Return the message of a function's error, with options in place of its arguments.
