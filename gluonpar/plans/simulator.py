@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from gluonpar.plans import registry
+from gluonpar.plans import partition, registry
 from gluonpar.plans.plan import Hop, num_chunks, num_steps
 
 _AT_ONCE = 1e-9  # relative: flows that end so close to the next event end with it
@@ -66,19 +66,6 @@ def full(num_devices: int, link: Link = PCIE) -> Topology:
     return Topology(links, lambda i, j: [index[i, j]], num_devices)
 
 
-def pcie(num_devices: int, link: Link = PCIE, sockets: Link = BETWEEN_SOCKETS) -> Topology:
-    """Return a machine with two PCIe switches, each with half of the devices and a link to its CPU.
-
-    ``sockets`` connects the CPUs. Messages from one switch to the other share these links.
-    """
-    return _switches(num_devices, [num_devices - num_devices // 2, num_devices // 2], link, sockets)
-
-
-def nvswitch(num_devices: int, link: Link = NVSWITCH) -> Topology:
-    """Return devices on one switch: only a device's own link bounds what it sends and receives."""
-    return _switches(num_devices, [num_devices], link, link)
-
-
 def ethernet(
     num_devices: int, per_host: int = 4, link: Link = PCIE, network: Link = ETHERNET
 ) -> Topology:
@@ -108,8 +95,11 @@ def _switches(k: int, sizes: Sequence[int], link: Link, between: Link) -> Topolo
 
 TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
     "full": full,
-    "pcie": pcie,
-    "nvswitch": nvswitch,
+    # Two PCIe switches, each with half of the devices and a link to its CPU, which messages from
+    # one switch to the other share.
+    "pcie": lambda k: _switches(k, partition.sizes(k, 2), PCIE, BETWEEN_SOCKETS),
+    # One switch: only a device's own link bounds what it sends and receives.
+    "nvswitch": lambda k: _switches(k, [k], NVSWITCH, NVSWITCH),
     "ethernet": ethernet,
 }
 """By the names that :func:`simulate` accepts: topologies for K devices."""
