@@ -268,8 +268,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
         different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
-        kind = operations.check_list(different, f"the towers' gradients of variable {j}")
-        operations.check_op("mean", kind.dtype)
+        dtype, _ = operations.check_list(different, f"the towers' gradients of variable {j}")
+        operations.check_op("mean", dtype)
     with autograd.pause(), mx.util.np_shape(True):
         means = [grads[0].copy() for grads in lists]
     if lists:

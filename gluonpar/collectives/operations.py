@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -133,13 +133,14 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    kind = check_list(data, row_sparse=True)
-    check_op("sum", kind.dtype)
-    if kind.stype == "row_sparse":
+    dtype, stype = check_list(data, row_sparse=True)
+    check_op("sum", dtype)
+    ctx = [*map(memory.context, data)]
+    if stype == "row_sparse":
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
-        choice = choose(kind.ctx, memory.num_bytes(data[0]))
-    staged = devices.staged(kind.ctx)
+        choice = choose(ctx, memory.num_bytes(data[0]))
+    staged = devices.staged(ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
 
@@ -213,18 +214,12 @@ def _checked_root(root: int, over: Exchange) -> int:
     return root
 
 
-class Kind(NamedTuple):
-    """What the arrays of a list share, and the context of each."""
+def check_list(
+    data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bool = False
+) -> tuple[np.dtype, str]:
+    """Return the dtype and storage type of ``data``; ValueError unless all have them and one shape.
 
-    dtype: np.dtype
-    stype: str
-    ctx: list[mx.Context]
-
-
-def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bool = False) -> Kind:
-    """Return the kind of ``data``, which must be distinct arrays of one shape and dtype.
-
-    They must be dense, or with ``row_sparse`` all dense or all row_sparse.
+    The arrays must be distinct, and dense, or with ``row_sparse`` all dense or all row_sparse.
     """
     if not isinstance(data, (list, tuple)):
         kind = type(data).__name__
@@ -237,15 +232,17 @@ def check_list(data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bo
             raise TypeError(f"{name}[{i}] must be an MXNet array, got {type(array).__name__}")
         kinds.append(memory.kind(array))
         if kinds[i] != kinds[0]:
-            got = f"{name}[{i}] {_described(array)}, but {name}[0] {_described(data[0])}"
-            raise ValueError(f"{name} must have one shape, dtype and storage type, got {got}")
+            described = "{}[{}] on {} with shape {}, dtype {} and {} storage"
+            got, first = (described.format(name, j, data[j].context, *kinds[j]) for j in (i, 0))
+            must = "must have one shape, dtype and storage type"
+            raise ValueError(f"{name} {must}, got {got}, but {first}")
     _, dtype, stype = kinds[0]
     if stype != "default" and not (row_sparse and stype == "row_sparse"):
         raise ValueError(
             f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
         )
     check_apart(data, name)
-    return Kind(dtype, stype, [*map(memory.context, data)])
+    return dtype, stype
 
 
 def checked_exchange(
@@ -260,14 +257,15 @@ def checked_exchange(
     """
     kinds = {name: check_list(data, name, row_sparse) for name, data in lists.items()}
     check_apart([array for data in lists.values() for array in data], "lists")
-    (first, (_, _, ctx)), *_ = kinds.items()
-    for name, kind in kinds.items():
-        if kind.ctx != ctx:
-            got = f"{name} on {kind.ctx}, but {first} on {ctx}"
+    contexts = {name: [*map(memory.context, data)] for name, data in lists.items()}
+    first, ctx = next(iter(contexts.items()))
+    for name, (dtype, stype) in kinds.items():
+        if contexts[name] != ctx:
+            got = f"{name} on {contexts[name]}, but {first} on {ctx}"
             raise ValueError(f"lists must be on the same contexts, got {got}")
         if op is not None:
-            check_op(op, kind.dtype)
-        if kind.stype == "row_sparse" and (algorithm or op in ("max", "min")):
+            check_op(op, dtype)
+        if stype == "row_sparse" and (algorithm or op in ("max", "min")):
             raise ValueError(
                 "row_sparse arrays must be given op 'sum' or 'mean' and no algorithm, got "
                 f"op={op!r} and algorithm={algorithm!r}; or call tostype('default') on each"
@@ -286,11 +284,6 @@ def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
                 f"{name} must hold different arrays, got the same one, or one and its view, more "
                 "than once"
             )
-
-
-def _described(array: mx.nd.NDArray) -> str:
-    kind = f"shape {array.shape}, dtype {np.dtype(array.dtype)} and {array.stype} storage"
-    return f"on {array.context} with {kind}"
 
 
 def check_op(op: str, dtype: np.dtype) -> None:
