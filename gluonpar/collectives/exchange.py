@@ -160,11 +160,10 @@ class Exchange:
                 continue
             if root is None or memory.kind(lists[0][0])[2] == "row_sparse":
                 self._reduce_rows(lists, root, name)
-                continue
-            arrays = [data[root] for data in lists]
-            if self.op == "mean":
-                self._average(arrays, name)
+            elif self.op == "mean":
+                self._average([data[root] for data in lists], name)
             else:
+                arrays = [data[root] for data in lists]
                 cluster.allreduce(arrays, self._compression, by_nccl, self._combine, name)
 
     @atomic()
