@@ -19,7 +19,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -213,17 +213,6 @@ def conduct(
         return 1 if complaints else 0
 
     return entry.run(parser.prog, work)
-
-
-def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
-
-    def name(argument: str) -> str:
-        if argument.strip() not in known:
-            raise argparse.ArgumentTypeError(f"got {argument!r}; choose from {', '.join(known)}")
-        return argument.strip()
-
-    return lambda argument: list(dict.fromkeys(map(name, argument.split(","))))
 
 
 def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:

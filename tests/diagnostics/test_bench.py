@@ -131,7 +131,7 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
         (("--warmup", "-1"), "--warmup"),
         (("--num-gpus", "0"), "--num-gpus must be at least 1, got 0"),
         (("--num-gpus", "1"), "one device has nothing to exchange"),
-        (("--algorithms", "ring,nope"), "'nope'; choose from star, "),
+        (("--algorithms", "ring,nope"), "must be one of star, "),
         (("--algorithms", "nccl"), "nccl"),
         (("--collective", "reduce", "--algorithms", "ring"), "--algorithms is for allreduce only"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
