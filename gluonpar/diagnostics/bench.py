@@ -184,7 +184,7 @@ def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: argparse.Name
         for array in arrays:
             array.wait_to_read()
 
-    return Candidate(name, run, wait, mx.nd.waitall, options.calls)
+    return Candidate(name, run, wait, options.calls)
 
 
 def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
@@ -200,7 +200,7 @@ def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
         _sum_blocks(views, first)
         list(running)
 
-    return Candidate(NUMPY, run, prepare=mx.nd.waitall, calls=calls)
+    return Candidate(NUMPY, run, calls=calls)
 
 
 def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
@@ -213,11 +213,7 @@ def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
-    """Return the arrays' sizes in elements: each is ``factor`` times the one before.
-
-    >>> sizes(4096, 1 << 20, 8, "float32")
-    [1024, 8192, 65536]
-    """
+    """Return the arrays' sizes in elements: each is ``factor`` times the one before."""
     itemsize = np.dtype(dtype).itemsize
     if not itemsize <= min_bytes <= max_bytes:
         must = f"min_bytes must be at least {itemsize}, one {dtype}, and at most max_bytes"

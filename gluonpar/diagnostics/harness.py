@@ -39,18 +39,17 @@ class Candidate:
     """A function to be timed, under a name.
 
     A sample is the time of ``calls`` calls of ``run()`` and one of ``wait()``, which returns when
-    everything that ``run`` started has finished. ``prepare()`` is called before, and not timed.
+    everything that ``run`` started has finished. It begins when MXNet has nothing left to do.
     """
 
     name: str
     run: Callable[[], Any]
     wait: Callable[[], Any] = lambda: None
-    prepare: Callable[[], Any] = lambda: None
     calls: int = 1
 
     def sample(self) -> float:
-        """Prepare, run and wait; return the seconds of the last two, per call of ``run``."""
-        self.prepare()
+        """Run and wait; return the seconds per call of ``run``."""
+        mx.nd.waitall()
         start = time.perf_counter()
         for _ in range(self.calls):
             self.run()
