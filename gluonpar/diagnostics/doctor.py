@@ -223,16 +223,15 @@ def cuda() -> Iterator[Described]:
 
 def settings() -> Iterator[Described]:
     """The environment, and whether it overrides gluonpar's settings."""
-    wanted = startup.settings()
-    for name, value in wanted.items():
-        if os.environ.get(name, value) == value:
+    ours = startup.settings()
+    for name, value in sorted({**ours, **os.environ}.items()):
+        if name in ours and value == ours[name]:
             yield OK, f"{name}={value}, by gluonpar"
-        else:
-            text = f"{name}={os.environ[name]} in the environment overrides gluonpar's {value}"
+        elif name in ours:
+            text = f"{name}={value} in the environment overrides gluonpar's {ours[name]}"
             yield NOTE, text, f"unset {name}, unless you measured it"
-    for name in sorted(os.environ):
-        if name not in wanted and name.startswith(_PREFIXES):
-            text = f"{name}={os.environ[name]} is set in the environment"
+        elif name.startswith(_PREFIXES):
+            text = f"{name}={value} is set in the environment"
             yield NOTE, text, "unset it, unless you know why it is set"
 
 
