@@ -114,15 +114,14 @@ class _Loader(importlib.machinery.SourceFileLoader):
             return super().get_code(fullname)
 
 
-def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
+def _forking(multiprocessing: types.ModuleType) -> types.SimpleNamespace:
     """Return a copy of the module that forks, as Python did by default up to version 3.13.
 
     MXNet's workers give arrays back as files that only a child of the same process can map.
     """
-    copy, fork = types.ModuleType("multiprocessing"), multiprocessing.get_context("fork")
+    fork = multiprocessing.get_context("fork")
     forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
-    vars(copy).update({**vars(multiprocessing), **forks})
-    return copy
+    return types.SimpleNamespace(**{**vars(multiprocessing), **forks})
 
 
 _NUMPY_1_25: Any = "1.25"  # a value that the types of NumPy 1 do not have

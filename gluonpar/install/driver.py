@@ -40,11 +40,7 @@ class DriverError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5).
-
-    >>> print(Gpu(0, "Tesla T4", (7, 5)))
-    gpu 0 Tesla T4, compute capability 7.5
-    """
+    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5)."""
 
     index: int
     name: str

@@ -83,9 +83,7 @@ def run(program: str, work: Callable[[], int]) -> int:
         if not (full or isinstance(error, BrokenPipeError)):
             raise
         # Else Python would fail again at its end, when it writes its buffers.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if full:
             print(f"{program}: error: cannot print: {error.strerror}", file=sys.stderr)
         return BAD_REQUEST if full else BROKEN_PIPE
@@ -132,10 +130,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that suggests one of ``known``, or nothing if none is alike.
-
-    >>> did_you_mean("trian", ["train", "doctor"])
-    '; did you mean train?'
-    """
+    """Return the end of a message that suggests one of ``known``, or nothing if none is alike."""
     alike = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {alike[0]}?" if alike else ""
