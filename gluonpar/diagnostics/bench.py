@@ -3,11 +3,9 @@
 --collective measures gluonpar's other collectives. The figures mean the same as in nccl-tests.
 """
 
-# Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
-# all-reduce over K devices sends at least 2(K-1)/K times the bytes through every device's links, so
-# an algorithm that does no more has a busbw equal to the links' speed, whatever K is. The factor is
-# (K-1)/K for reduce-scatter and all-gather, and 1 for broadcast and reduce
-# (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+# algbw is the bytes of one device's array over the time; busbw is algbw times the arrays that every
+# device's links must carry at least: 2(K-1)/K for an all-reduce (docs/algorithms.md), (K-1)/K for
+# reduce-scatter and all-gather, 1 for broadcast and reduce.
 #
 # MXNet's stores run in the same process, so with the settings that ``import gluonpar`` makes.
 

@@ -26,7 +26,6 @@ from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
 from gluonpar.install import driver, entry, processors, startup, wheels
 
-_LOOK_SECONDS = 0.3  # for which the use of the processors is observed
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
 EXAMPLES = """
@@ -238,7 +237,7 @@ def settings() -> Iterator[Described]:
 def threads() -> Iterator[Described]:
     """The processors that this process may use, a cgroup's quota, and other programs' load."""
     yield OK, f"{processors.usable()} of {os.cpu_count()} processors"
-    time.sleep(_LOOK_SECONDS)
+    time.sleep(0.3)  # what others use is observed since the import
     shared = processors.shared()
     if shared:
         yield NOTE, shared, "measure times when no other program is running, and without a quota"
@@ -249,14 +248,14 @@ def data() -> Iterator[Described]:
     from gluonpar.training.data import fashion_mnist
 
     folders = fashion_mnist.folders()
-    for folder, origin in folders.items():
-        if not fashion_mnist.missing(folder):
-            fashion_mnist.read_folder(folder)  # raises if a file is damaged
-            yield OK, f"Fashion-MNIST in {folder} ({origin})"
-            return
-    searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
-    remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
-    yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
+    complete = [folder for folder in folders if not fashion_mnist.missing(folder)]
+    if complete:
+        fashion_mnist.read_folder(complete[0])  # raises if a file is damaged
+        yield OK, f"Fashion-MNIST in {complete[0]} ({folders[complete[0]]})"
+    else:
+        searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
+        remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
+        yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
 
 
 def mpi() -> Iterator[Described]:
