@@ -34,8 +34,6 @@ from gluonpar.plans import (
 )
 from gluonpar.runtime import nccl
 
-# One operator for a bucket of many arrays: NCCL's function is called once per array, all calls in
-# one group, and nothing is copied together.
 register_executor("nccl", refusal=nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(
     nccl.allreduce
 )
