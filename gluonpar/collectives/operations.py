@@ -78,12 +78,8 @@ def allreduce(data: Sequence[mx.nd.NDArray], algorithm: str | None = None, op: s
             if len(_prepared) == _MOST_PREPARED:
                 _prepared.clear()
             _prepared[key] = prepare([data], op)
-    _call_after_sums([data])
-
-
-def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     for function in after_sums:
-        function(lists)
+        function([data])
 
 
 def _key(data: Any, *how: Any) -> tuple:
@@ -120,7 +116,8 @@ def allreduce_many(
         named = {f"lists[{j}]": data for j, data in enumerate(lists)}
         over = checked_exchange(named, algorithm, op, row_sparse=True)
         over.allreduce(in_buckets(lists))
-        _call_after_sums(lists)
+        for function in after_sums:
+            function(lists)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:

@@ -152,9 +152,8 @@ class _Trial:
         """Restore all values, since batch normalization changes its averages; zero gradients."""
         for array, before in self.start:
             before.copyto(array)
-        for param in self.trained:
-            for grad in param.list_grad():  # Parameter.zero_grad knows mx.nd only
-                memory.zero([grad])
+        # Parameter.zero_grad knows mx.nd only.
+        memory.zero([grad for param in self.trained for grad in param.list_grad()])
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:

@@ -87,8 +87,7 @@ def _switches(k: int, sizes: Sequence[int], link: Link, between: Link) -> Topolo
         out, into = i, k + j
         if switch_of[i] == switch_of[j]:
             return [out, into]
-        first = 2 * k
-        return [out, first + switch_of[i], first + len(sizes) + switch_of[j], into]
+        return [out, 2 * k + switch_of[i], 2 * k + len(sizes) + switch_of[j], into]
 
     return Topology(links, route, k)
 
