@@ -136,12 +136,11 @@ class Exchange:
     @atomic()
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
-        if self.num_processes > 1:
+        if self.num_processes == 1:
+            self.reduce([Bucket(lists, None) for lists, _ in buckets])
+        else:
             self.reduce(buckets)
             self.inside.broadcast(buckets)
-            return
-        for lists, _ in buckets:
-            self._sum_inside(lists, root=None)
 
     @atomic()
     def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
@@ -153,7 +152,9 @@ class Exchange:
         """
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
-            self._sum_inside(lists, root)
+            with self._summands(lists, root) as summands:
+                if len(self.ctx) > 1:
+                    executor.reduce(self.chosen(summands), summands, self._combine, root)
             if self.num_processes == 1:
                 continue
             if root is None or memory.kind(lists[0][0])[2] == "row_sparse":
@@ -214,12 +215,6 @@ class Exchange:
         first = cluster.rank() * len(data) if self.num_processes > 1 else 0
         parts = partition.slices(data[0].size, self.num_arrays)[first : first + len(data)]
         return [(i, part) for i, part in enumerate(parts) if part.start < part.stop]
-
-    def _sum_inside(self, lists: Lists, root: int | None) -> None:
-        """Sum a bucket over this process's devices, on the device ``root`` or on all."""
-        with self._summands(lists, root) as summands:
-            if len(self.ctx) > 1:
-                executor.reduce(self.chosen(summands), summands, self._combine, root)
 
     @contextlib.contextmanager
     def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
