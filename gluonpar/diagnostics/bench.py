@@ -72,9 +72,7 @@ def num_bytes(argument: str) -> int:
     """Convert 4096, 4K, 64M or 1G to a number."""
     match = re.fullmatch(r"(\d{1,20})([KMG]?)", argument.upper())
     if match is None:
-        raise argparse.ArgumentTypeError(
-            f"must be a size such as 4096, 4K, 64M or 1G, got {argument!r}"
-        )
+        raise argparse.ArgumentTypeError(f"must be a size such as 4K or 64M, got {argument!r}")
     return int(match[1]) << 10 * " KMG".index(match[2] or " ")
 
 

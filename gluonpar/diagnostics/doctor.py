@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
 from gluonpar.install import driver, entry, processors, startup, wheels
@@ -35,7 +34,6 @@ gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findi
 EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed with a remedy"}
 
 _SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
-_ENTRY = Path(__file__).parents[1] / "install" / "entry.py"
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
 _CHILD = f"""
 import runpy, sys
@@ -89,7 +87,7 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
     The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
     """
-    command, output = [sys.executable, "-c", _CHILD, str(_ENTRY), topic], b""
+    command, output = [sys.executable, "-c", _CHILD, entry.__file__, topic], b""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds

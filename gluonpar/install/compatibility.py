@@ -124,14 +124,12 @@ def _forking(multiprocessing: types.ModuleType) -> types.SimpleNamespace:
     return types.SimpleNamespace(**{**vars(multiprocessing), **forks})
 
 
-_NUMPY_1_25: Any = "1.25"  # a value that the types of NumPy 1 do not have
-
-
 def _text(value: object) -> str:
     """Return ``str(value)``, in a tuple or list without the types of NumPy's numbers."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
-        with np.printoptions(legacy=_NUMPY_1_25):
+        legacy: Any = "1.25"  # a value that the types of NumPy 1 do not have
+        with np.printoptions(legacy=legacy):
             return str(value)
     return text
 

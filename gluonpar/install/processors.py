@@ -8,8 +8,6 @@ import os
 import time
 from pathlib import Path
 
-_NOTICEABLE = 0.3  # processors' time: less than that is always in use
-
 
 def _read(path: Path) -> str:
     try:
@@ -57,7 +55,7 @@ def shared() -> str:
     """Return what other programs have used since the import, and a quota; "" if there is none."""
     elapsed, by_all, by_this_process = (now - then for now, then in zip(_used(), _START))
     others, notes = (by_all - by_this_process) / max(elapsed, 0.01), []
-    if others > _NOTICEABLE:
+    if others > 0.3:  # less than that is always in use
         notes.append(f"other programs use {others:.1f} of {len(os.sched_getaffinity(0))}")
     granted = quota()
     if granted is not None and granted < len(os.sched_getaffinity(0)):

@@ -28,7 +28,6 @@ CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"
 # MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC.
 # The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
-COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
 
 
 def start() -> None:
@@ -66,7 +65,7 @@ def _fusion_works() -> bool:
     if os.environ.get("GLUONPAR_CUDA") == "system":  # a compiler of any version
         return False
     try:
-        return driver.cuda_version() >= COMPILER_CUDA
+        return driver.cuda_version() >= (11, 8)  # the version of nvidia-cuda-nvrtc-cu11
     except driver.DriverError:
         return True  # no GPU will be used
 

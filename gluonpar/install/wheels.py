@@ -69,9 +69,8 @@ def installed() -> list[str]:
     if folder is None:
         return []
     # mxnet_model_server and others, whose names begin with mxnet, do not install the package mxnet.
-    infos = [
-        path for kind in ("", "_cu*") for path in folder.parent.glob(f"mxnet{kind}-*.dist-info")
-    ]
+    patterns = ("mxnet-*.dist-info", "mxnet_cu*-*.dist-info")
+    infos = [info for pattern in patterns for info in folder.parent.glob(pattern)]
     return sorted(info.name.rsplit("-", 2)[0].replace("_", "-") for info in infos)
 
 

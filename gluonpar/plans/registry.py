@@ -10,8 +10,6 @@ import numpy as np
 
 from gluonpar.plans.plan import Hop, by_step, check, chunks_sent, num_chunks
 
-_NUM_DEVICES = 2, 3, 4, 7  # for which a plan is checked when it is registered
-
 COMBINE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """The ops of an algorithm, by name, and the functions that combine two NumPy arrays by them."""
 
@@ -49,7 +47,7 @@ def register(name: str) -> Callable[[Callable], Callable]:
     """
 
     def add(plan: Callable) -> Callable:
-        for num_devices in _NUM_DEVICES:
+        for num_devices in (2, 3, 4, 7):
             try:
                 hops = plan(num_devices)
             except ValueError:

@@ -20,8 +20,6 @@ import numpy as np
 from gluonpar.plans import partition, registry
 from gluonpar.plans.plan import Hop, num_chunks, num_steps
 
-_AT_ONCE = 1e-9  # relative: flows that end so close to the next event end with it
-
 
 class Link(NamedTuple):
     """The latency of a link in seconds, and its bandwidth in bytes/s in each direction."""
@@ -193,7 +191,7 @@ def share(
         ends_in = left[active] / rate
         until = begin[waiting].min() - now if waiting.any() else math.inf
         elapsed = min(until, ends_in.min())
-        done = ends_in <= elapsed * (1 + _AT_ONCE)
+        done = ends_in <= elapsed * (1 + 1e-9)  # flows that end so close together end at once
         left[active] = np.where(done, 0.0, left[active] - np.where(done, 0.0, rate * elapsed))
         now += elapsed
         end[active[done]] = now
