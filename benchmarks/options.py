@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import argparse
+from typing import Any, Callable, Collection
 
 from gluonpar.diagnostics.harness import at_least
 
@@ -13,3 +14,14 @@ def several(kind: Callable[[str], Any]) -> Callable[[str], list]:
 
 
 integers = several(at_least(1))
+
+
+def one_of(known: Collection[str]) -> Callable[[str], list]:
+    """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
+
+    def name(argument: str) -> str:
+        if argument.strip() not in known:
+            raise argparse.ArgumentTypeError(f"got {argument!r}; choose from {', '.join(known)}")
+        return argument.strip()
+
+    return several(name)

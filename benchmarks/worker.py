@@ -102,7 +102,7 @@ def prepare(runtime: str, devices: list) -> None:
         runpy.run_path(str(path))["skip_init"]("gluonpar")
         importlib.import_module("gluonpar.install.compatibility").install()
         if any(kind == "gpu" for kind, _ in devices):
-            importlib.import_module("gluonpar.install.cuda_libraries").load_libraries()
+            importlib.import_module("gluonpar.install.wheels").load_cuda_libraries()
 
 
 if __name__ == "__main__":

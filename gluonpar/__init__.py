@@ -13,10 +13,8 @@ from gluonpar.install import startup
 try:
     startup.start()
 except ImportError as error:
-    code = entry.exit_code(error)  # of the command; None in other programs
-    if code is None:
-        raise
-    raise SystemExit(code) from None
+    entry.end_command(error)
+    raise
 
 from gluonpar import cluster, metrics
 from gluonpar.adapters import Towers, average_gradients, make_parallel

@@ -20,7 +20,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import BUCKET_BYTES, arguments, exchange, grouped
+from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, operations
 from gluonpar.runtime import memory
 
 
@@ -148,7 +148,7 @@ def buckets(
                 "on all devices"
             )
         if not any(without):
-            arguments.check_list(of_copies, "gradients", row_sparse)
+            operations.check_list(of_copies, "gradients", row_sparse)
             fresh = memory.grad_flags(copies) if written else ()
             trained.append(Copies(i, copies, of_copies, fresh))
     return [ParamBucket(copies) for copies in neighbours(trained)]

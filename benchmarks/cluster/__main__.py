@@ -16,7 +16,7 @@ import sys
 from benchmarks.cluster import tables
 from benchmarks.cluster.candidates import CANDIDATES, measure
 from benchmarks.jobs import Comparison
-from benchmarks.options import integers
+from benchmarks.options import integers, one_of
 from gluonpar.diagnostics import harness
 from gluonpar.runtime import threads
 
@@ -36,7 +36,7 @@ def parser():
     many, positive = integers, {"type": harness.at_least(1), "metavar": "N"}
     made.add("--processes", "1,2,4", "numbers of processes", type=many, metavar="P,...")
     made.add("--sizes", SIZES, "float32 in the arrays to sum", type=many, metavar="N,...")
-    known = harness.one_of(CANDIDATES)
+    known = one_of(CANDIDATES)
     made.add("--candidates", ",".join(CANDIDATES), "what to measure", type=known, metavar="A,B")
     made.add("--batch-size", 256, "images per step, over all processes", **positive)
     made.add("--steps", 5, "steps per sample", **positive)

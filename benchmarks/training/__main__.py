@@ -12,7 +12,7 @@ import contextlib
 import sys
 
 from benchmarks.jobs import TOLERANCE, Comparison
-from benchmarks.options import integers
+from benchmarks.options import integers, one_of
 from benchmarks.training import tables
 from benchmarks.training.candidates import (
     CANDIDATES,
@@ -37,10 +37,10 @@ def parser():
     """Return the options."""
     made = harness.BenchmarkParser(__doc__.partition("\n")[0], prog="benchmarks.training")
     positive, every = {"type": harness.at_least(1), "metavar": "N"}, ",".join(WORKLOADS)
-    known = harness.one_of(WORKLOADS)
+    known = one_of(WORKLOADS)
     made.add("--workload", every, "what to train", type=known, metavar="A,B")
     made.add("--num-gpus", "2", "numbers of devices", type=integers, metavar="K,...")
-    known = harness.one_of(CANDIDATES)
+    known = one_of(CANDIDATES)
     made.add("--candidates", ",".join(CANDIDATES), "what to measure", type=known, metavar="A,B")
     help_ = "samples per step, over all devices (default: the workload's)"
     made.add_argument("--batch-size", help=help_, **positive)

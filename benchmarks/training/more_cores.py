@@ -30,7 +30,7 @@ if "mxnet" not in sys.modules:
 import numpy as np
 
 import gluonpar
-from benchmarks.options import integers
+from benchmarks.options import integers, one_of
 from benchmarks.training import train_batch
 from benchmarks.training.workloads import WORKLOADS, task
 from gluonpar.diagnostics import harness
@@ -77,7 +77,7 @@ def parser():
     made = harness.BenchmarkParser(__doc__.partition("\n")[0], on_devices=False)
     made.prog = "benchmarks.training.more_cores"
     positive = {"type": harness.at_least(1), "metavar": "N"}
-    known = harness.one_of(WORKLOADS)
+    known = one_of(WORKLOADS)
     made.add("--workload", "lenet", "what to train", type=known, metavar="A,B")
     many = integers
     made.add("--num-gpus", "1,2,4,8,16", "numbers of devices", type=many, metavar="K,...")

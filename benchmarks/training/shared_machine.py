@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.options import integers, several
+from benchmarks.options import integers, one_of, several
 from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics import harness
 
@@ -78,7 +78,7 @@ def parser():
     made.prog = "benchmarks.training.shared_machine"
     positive = {"type": harness.at_least(1), "metavar": "N"}
     texts = {"type": lambda text: text.split(","), "metavar": "A,B"}
-    known = harness.one_of(WORKLOADS)
+    known = one_of(WORKLOADS)
     made.add("--workload", "lenet,mlp,resnet18", "what to train", type=known, metavar="A,B")
     made.add("--num-gpus", "1,2", "numbers of devices", type=integers, metavar="K,...")
     loops, quotas = harness.at_least(0), harness.at_least(0.01, float)

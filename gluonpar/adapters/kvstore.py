@@ -6,6 +6,7 @@ Importing this module registers the name for ``mx.kv.create``, and so for
 
 from __future__ import annotations
 
+import itertools
 from numbers import Number
 from typing import Any, Callable, Sequence
 from weakref import WeakKeyDictionary
@@ -115,17 +116,20 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         A Trainer or Module gives row_sparse arrays to :meth:`push`.
         """
         lists = _lists(key, value, "value")
+        if not lists:
+            return
         if out is not None:
             targets = _lists(key, out, "out")
+            sums, added = _summed(lists, targets)
             with autograd.pause():
-                for total, arrays in zip(_summed(lists, targets), targets):
+                for total, arrays in itertools.compress(zip(sums, targets), added):
                     for array in arrays:  # it may be in value, too
                         total.copyto(array)
-        elif lists:
-            exchange, added = collectives.exchange_of(lists), _begin_sums(lists, lists)
-            summands = [data for data, is_added in zip(lists, added) if is_added]
-            heap.return_free(summands)
-            exchange.allreduce(collectives.in_buckets(summands))
+            return
+        exchange, added = collectives.exchange_of(lists), _begin_sums(lists, lists)
+        summands = [*itertools.compress(lists, added)]
+        heap.return_free(summands)
+        exchange.allreduce(collectives.in_buckets(summands))
 
     @cluster.in_scope
     @interrupts.held()
@@ -137,7 +141,8 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         ones with :meth:`pushpull`, which copies nothing.
         """
         lists = _lists(key, value, "value")
-        self._pushed.update(zip(_keys(key), _summed(lists, lists)))
+        if lists:
+            self._pushed.update(zip(_keys(key), _summed(lists, lists)[0]))
 
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
@@ -337,14 +342,16 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
     return added
 
 
-def _summed(lists: Sequence[Arrays], targets: Sequence[Arrays]) -> list[mx.nd.NDArray]:
-    """Return the sum of each of ``lists`` as a new array, to be copied to its ``targets``."""
+def _summed(
+    lists: Sequence[Arrays], targets: Sequence[Arrays]
+) -> tuple[list[mx.nd.NDArray], list[bool]]:
+    """Return the sum of each of ``lists``, for its target, as a new array; and if any rank adds."""
     exchange = collectives.exchange_of(lists)
     with autograd.pause():
         copies = [[array.copy() for array in data] for data in lists]
-        _begin_sums(targets, copies)
+        added = _begin_sums(targets, copies)
         exchange.reduce(collectives.in_buckets(copies))
-    return [total for total, *_ in copies]
+    return [total for total, *_ in copies], added
 
 
 def _keys(key: Any) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 from gluonpar import cluster
 from gluonpar.adapters.parallel import on_device
 from gluonpar.batch_norm import all_devices
-from gluonpar.collectives import Exchange, arguments, in_buckets
+from gluonpar.collectives import Exchange, in_buckets, operations
 from gluonpar.gluon import check_draws_nothing, consistency
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
@@ -222,8 +222,8 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
         different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
-        kind = arguments.check_list(different, f"the towers' gradients of variable {j}")
-        arguments.check_op("mean", kind.dtype)
+        dtype, _ = operations.check_list(different, f"the towers' gradients of variable {j}")
+        operations.check_op("mean", dtype)
     with autograd.pause(), mx.util.np_shape(True):
         means = [grads[0].copy() for grads in lists]
     if lists:

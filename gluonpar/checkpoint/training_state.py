@@ -23,7 +23,6 @@ from mxnet import gluon
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, npz_file, optimizer_states
-from gluonpar.collectives import arguments
 from gluonpar.install import __version__
 from gluonpar.runtime import memory, private_fields
 
@@ -139,7 +138,9 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
         params = [*params]  # it may be a generator
         if not params:
             raise ValueError("params must hold one list of parameters per device, got no device")
-        arguments.check_lengths(**{f"on device {i}": copies for i, copies in enumerate(params)})
+        counts = [len(copies) for copies in params]
+        if len({*counts}) > 1:
+            raise ValueError(f"params must hold one list of equal length per device, got {counts}")
         return {str(i): (of, of[0].grad is None) for i, of in enumerate(zip(*params))}
     by_place = private_fields.params_by_place(params)  # names as in save_parameters
     files.check_initialized(by_place.values())

@@ -3,8 +3,6 @@
 Nothing here depends on models or optimizers.
 """
 
-# The plans are registered before the executors: ALGORITHMS is in this order.
-from gluonpar.collectives import host, nvidia_nccl  # noqa: F401 - registers them
 from gluonpar.collectives.choice import Choice, check_algorithm, usable
 from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
     BUCKET_BYTES,
@@ -34,6 +32,11 @@ from gluonpar.plans import (
     register_executor,
     simulate,
     trace,
+)
+from gluonpar.runtime import nccl
+
+register_executor("nccl", refusal=nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(
+    nccl.allreduce
 )
 
 __all__ = ["ALGORITHMS", "Choice", "Hop", "Simulation", "Trace", "algorithms", "all_gather"]

@@ -9,10 +9,9 @@ made for a list of contexts, decides three things:
 - what to *add*: the arrays themselves, or copies of them. Copies are scaled for a mean, or rounded
   to float16 if the sums are sent to other processes in float16.
 
-With several processes, an all-reduce is hierarchical. Each process sums its bucket onto one device,
-the bucket's *root*. Then the arrays on the roots are summed between processes. Then each process
-broadcasts from its root. So the network carries one array per process, however many devices the
-process has.
+With several processes an all-reduce is hierarchical: each process sums a bucket onto one device,
+the bucket's *root*; the arrays on the roots are summed between processes; each process broadcasts
+from its root. So the network carries one array per process, however many devices the process has.
 
 All methods work in place and asynchronously, on arrays that ``operations.py`` has checked.
 """
@@ -71,9 +70,9 @@ class Bucket(NamedTuple):
 def grouped(
     items: Sequence[T], array_of: Callable[[T], mx.nd.NDArray], most_bytes: int
 ) -> list[list[T]]:
-    """Return neighbours in ``items`` together: arrays of one dtype, at most ``most_bytes``.
+    """Return groups of consecutive items whose arrays have one dtype and at most ``most_bytes``.
 
-    An array that is larger, or row_sparse, has a group to itself. Those without elements have none.
+    An array that is larger, or row_sparse, is a group. Arrays without elements are left out.
     """
     groups: list[list[T]] = []
     held, last = 0, None
@@ -131,20 +130,17 @@ class Exchange:
     @functools.cached_property
     def inside(self) -> Exchange:
         """The exchange between this process's devices only, without compression."""
-        if self.num_processes == 1:
-            return self
         with cluster.local():
             return Exchange(self.ctx, self.algorithm)
 
     @atomic()
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
-        if self.num_processes > 1:
+        if self.num_processes == 1:
+            self.reduce([Bucket(lists, None) for lists, _ in buckets])
+        else:
             self.reduce(buckets)
             self.inside.broadcast(buckets)
-            return
-        for lists, _ in buckets:
-            self._sum_inside(lists, root=None)
 
     @atomic()
     def reduce(self, buckets: Sequence[Bucket], name: str = "allreduce") -> None:
@@ -156,16 +152,17 @@ class Exchange:
         """
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root in buckets:
-            self._sum_inside(lists, root)
+            with self._summands(lists, root) as summands:
+                if len(self.ctx) > 1:
+                    executor.reduce(self.chosen(summands), summands, self._combine, root)
             if self.num_processes == 1:
                 continue
             if root is None or memory.kind(lists[0][0])[2] == "row_sparse":
                 self._reduce_rows(lists, root, name)
-                continue
-            arrays = [data[root] for data in lists]
-            if self.op == "mean":
-                self._average(arrays, name)
+            elif self.op == "mean":
+                self._average([data[root] for data in lists], name)
             else:
+                arrays = [data[root] for data in lists]
                 cluster.allreduce(arrays, self._compression, by_nccl, self._combine, name)
 
     @atomic()
@@ -218,12 +215,6 @@ class Exchange:
         first = cluster.rank() * len(data) if self.num_processes > 1 else 0
         parts = partition.slices(data[0].size, self.num_arrays)[first : first + len(data)]
         return [(i, part) for i, part in enumerate(parts) if part.start < part.stop]
-
-    def _sum_inside(self, lists: Lists, root: int | None) -> None:
-        """Sum a bucket over this process's devices, on the device ``root`` or on all."""
-        with self._summands(lists, root) as summands:
-            if len(self.ctx) > 1:
-                executor.reduce(self.chosen(summands), summands, self._combine, root)
 
     @contextlib.contextmanager
     def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:

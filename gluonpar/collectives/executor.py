@@ -13,7 +13,7 @@ from typing import Container, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.plans import Algorithm, Hop, partition, plan, registry
+from gluonpar.plans import Algorithm, Hop, partition, plan
 from gluonpar.plans.algorithms import tree
 from gluonpar.runtime import engine, memory
 
@@ -24,10 +24,10 @@ OPERATORS["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
 def reduce(algorithm: Algorithm, lists: Lists, op: str, root: int | None = None) -> None:
-    """Replace every array of each list of a bucket by the sum of the list, or another ``op``.
+    """Replace every array of each list by the list's sum, or another ``op``.
 
-    Or only the arrays of device ``root``, by the hops of the algorithm's plan on which these sums
-    depend. An algorithm that has neither a plan nor a reduce gives all devices the sum.
+    With ``root`` only that device's arrays are replaced, by the hops on which their values depend.
+    An algorithm that has neither a plan nor a reduce gives all devices the sum.
     """
     if root is not None and algorithm.reduce is not None:
         algorithm.reduce(lists, root, op)
@@ -39,9 +39,9 @@ def reduce(algorithm: Algorithm, lists: Lists, op: str, root: int | None = None)
 
 
 def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
-    """Replace every array of each list of a bucket by the list's array on device ``root``.
+    """Replace every array of each list by the list's array on device ``root``.
 
-    By the hops of :func:`reduce` in the opposite direction, or of a tree.
+    The hops are those of :func:`reduce` in the opposite direction; without a plan they are a tree.
     """
     if algorithm.broadcast is not None:
         algorithm.broadcast(lists, root)
@@ -53,14 +53,17 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
 
 @functools.lru_cache(256)
 def _hops(algorithm: Algorithm, num_devices: int, root: int | None) -> list[Hop]:
-    """Return the hops of the algorithm's plan, or of a tree: of a reduce to ``root``, if given."""
-    hops, k = registry.checked(algorithm.plan or tree.plan, num_devices), num_devices
+    """Return the hops of the algorithm's plan, or a tree's; with ``root`` of a reduce to it.
+
+    Raises ValueError for a plan that is not an all-reduce of ``num_devices``.
+    """
+    k = num_devices
     if root is None:
+        hops = (algorithm.plan or tree.plan)(k)
+        plan.check(hops, k)
         return hops
-    return [
-        hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k)
-        for hop in plan.towards(hops, 0)
-    ]
+    towards = plan.towards(_hops(algorithm, k, None), 0)
+    return [hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k) for hop in towards]
 
 
 @contextlib.contextmanager
@@ -69,8 +72,8 @@ def joined(
 ) -> Iterator[Sequence[mx.nd.NDArray]]:
     """Give one array per device, with all lists end to end, and copy it back into them on exit.
 
-    ``reads`` are the devices whose values matter, and ``writes`` the devices whose values change;
-    by default all. A single list is given as it is.
+    ``reads`` are the devices whose values are read, and ``writes`` those whose values change; by
+    default all. A single list is given as it is.
     """
     if len(lists) == 1:
         yield lists[0]

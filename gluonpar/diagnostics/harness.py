@@ -16,11 +16,10 @@ import os
 import platform
 import random
 import re
-import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterable, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
 import numpy as np
@@ -29,7 +28,7 @@ from gluonpar.install import __version__, driver, entry
 from gluonpar.runtime import devices, threads
 from gluonpar.training import Console
 
-EXIT_CODES = {0: "measured", 1: "some value was wrong; a line says which", **entry.EXIT_CODES}
+EXIT_CODES = {0: "measured", 1: "some value was wrong; a line says which"}
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
@@ -40,18 +39,17 @@ class Candidate:
     """A function to be timed, under a name.
 
     A sample is the time of ``calls`` calls of ``run()`` and one of ``wait()``, which returns when
-    everything that ``run`` started has finished. ``prepare()`` is called before, and not timed.
+    everything that ``run`` started has finished. It begins when MXNet has nothing left to do.
     """
 
     name: str
     run: Callable[[], Any]
     wait: Callable[[], Any] = lambda: None
-    prepare: Callable[[], Any] = lambda: None
     calls: int = 1
 
     def sample(self) -> float:
-        """Prepare, run and wait; return the seconds of the last two, per call of ``run``."""
-        self.prepare()
+        """Run and wait; return the seconds per call of ``run``."""
+        mx.nd.waitall()
         start = time.perf_counter()
         for _ in range(self.calls):
             self.run()
@@ -95,7 +93,7 @@ def turns(
     The order of each round is random, and the same in every run. ``progress`` may wrap the
     iteration over all rounds, as ``tqdm`` does.
     """
-    for round_ in progress(range(-warmup, rounds)) if candidates else ():
+    for round_ in progress(range(-warmup, rounds)):
         for candidate in random.Random(round_).sample(candidates, len(candidates)):
             yield candidate, round_ >= 0
 
@@ -119,10 +117,9 @@ def interleaved(
 
 def machine() -> dict[str, Any]:
     """Return the conditions of a measurement: processor, cores, GPUs, versions, date; for JSON."""
-    try:
-        gpus = [str(gpu) for gpu in driver.gpus()]
-    except driver.DriverError:
-        gpus = []
+    gpus: list[str] = []
+    with contextlib.suppress(driver.DriverError):
+        gpus += map(str, driver.gpus())
     return {
         "processor": _processor(),
         "cores": threads.cores(),
@@ -148,8 +145,7 @@ class BenchmarkParser(entry.Parser):
     """A parser with the options of all benchmarks; --device only for those on chosen devices."""
 
     def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
-        more = {"epilog": entry.epilog("", EXIT_CODES), **more}
-        super().__init__(description=description, **more)
+        super().__init__(exit_codes=EXIT_CODES, description=description, **more)
         self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
         self.add_argument("--json", metavar="FILE", help="write all samples to this file")
         if on_devices:
@@ -164,8 +160,8 @@ class BenchmarkParser(entry.Parser):
 class Record:
     """The results so far (rows with ``as_dict()``) and what else the --json file will hold."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.machine = options, machine()
+    def __init__(self, parser: BenchmarkParser, options: argparse.Namespace) -> None:
+        self.parser, self.options, self.machine = parser, options, machine()
         self.rows: list[Any] = []
         self.more: dict[str, Any] = {}
 
@@ -173,13 +169,10 @@ class Record:
         """Print the conditions of the measurement: versions, machine, date, and ``rows``."""
         gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
         where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
-        rows = {"machine": where, "date": self.machine["date"], **rows}
-        console.header(
-            {name: wrapped(f"{name}: {text}")[len(name) + 2 :] for name, text in rows.items()}
-        )
+        console.header({"machine": where, "date": self.machine["date"], **rows})
 
     def write(self) -> None:
-        """Write everything so far to the --json file; ValueError if that is not possible."""
+        """Write everything so far to the --json file; exit with one line if that fails."""
         path = self.options.json
         if not path:
             return
@@ -188,7 +181,7 @@ class Record:
         try:
             Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror}") from error
+            self.parser.error(f"cannot write {path}: {error.strerror}")
 
 
 def conduct(
@@ -205,12 +198,12 @@ def conduct(
     options = parser.parse_args(argv)
 
     def work() -> int:
-        console, record = Console(), Record(options)
+        console, record = Console(), Record(parser, options)
         try:
             prepared = prepare(options)
-            record.write()
         except ValueError as error:
             parser.error(parser.in_options(error))
+        record.write()
         complaints = measure(prepared, console, record)
         for complaint in complaints:
             console.notice(f"{parser.prog}: {complaint}")
@@ -219,17 +212,6 @@ def conduct(
         return 1 if complaints else 0
 
     return entry.run(parser.prog, work)
-
-
-def one_of(known: Collection[str]) -> Callable[[str], list[str]]:
-    """Return an argparse type for comma-separated names out of ``known``, without repetitions."""
-
-    def name(argument: str) -> str:
-        if argument.strip() not in known:
-            raise argparse.ArgumentTypeError(f"got {argument!r}; choose from {', '.join(known)}")
-        return argument.strip()
-
-    return lambda argument: list(dict.fromkeys(map(name, argument.split(","))))
 
 
 def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
@@ -250,13 +232,6 @@ def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str]
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     """Return a table's line: right-justified cells, left-justified where the width is negative."""
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
-
-
-def wrapped(text: str) -> str:
-    """Return the text in lines of at most 80 columns; all but the first are indented."""
-    return textwrap.fill(
-        text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
 
 
 def progress_bar(title: str) -> Progress:

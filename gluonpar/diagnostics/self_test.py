@@ -16,7 +16,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import collectives
-from gluonpar.collectives import arguments
+from gluonpar.collectives import operations
 from gluonpar.diagnostics import bench, harness
 from gluonpar.diagnostics.doctor import describe
 from gluonpar.diagnostics.verification import (
@@ -38,7 +38,7 @@ EXAMPLES = """
 gluonpar selftest                # all GPUs, or two CPU devices
 gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
 """
-EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed", **entry.EXIT_CODES}
+EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed"}
 SIZES = (1, 7, 15, 1009, 8481, 1 << 18)
 NET_SHAPES = ((8, 1, 5, 5), (8,), (16, 8 * 12 * 12), (16,), (10, 16), (10,))
 BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
@@ -49,8 +49,7 @@ Training = Callable[[Sequence[np.ndarray], Sequence[mx.Context]], Replicas]  # f
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> int:
     """Run the command line ``argv`` (default: the process's arguments); return the exit code."""
-    epilog = entry.epilog(EXAMPLES, EXIT_CODES)
-    parser = entry.Parser(prog=prog, description=__doc__, epilog=epilog)
+    parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
     help_ = "K GPUs; K CPU devices if there is no GPU at all"
     parser.add_argument("--num-gpus", type=int, metavar="K", help=help_)
     help_ = "only GPUs, or only CPU devices"
@@ -68,30 +67,29 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> 
     print(f"devices: {', '.join(map(str, chosen.ctx))}", flush=True)
     if len(chosen.ctx) == 1:
         print("note   one device: all-reduces are not checked; they need two")
-    failures = run(chosen.ctx)
-    last = f"{len(failures)} wrong. See `gluonpar doctor`." if failures else "all checks are right"
-    print(last)
-    return 1 if failures else 0
+    num_wrong = run(chosen.ctx)
+    print(f"{num_wrong} wrong. See `gluonpar doctor`." if num_wrong else "all checks are right")
+    return 1 if num_wrong else 0
 
 
-def run(ctx: Sequence[mx.Context]) -> list[str]:
-    """Run all checks on the devices ``ctx`` and print a line for each; return the failures.
+def run(ctx: Sequence[mx.Context]) -> int:
+    """Run all checks on the devices ``ctx`` and print a line for each; return how many fail.
 
     An exception in a check, such as CUDA's, is its failure, and the other checks are still run.
     Seeds MXNet's random generators. Waits.
     """
     ctx = list(ctx)
     threads.share(ctx)
-    failures = []
+    num_wrong = 0
     with devices.deterministic():
         for name, check in _checks(ctx):
             try:
                 line = f"ok     {name}: {check(ctx)}"
             except Exception as error:
-                failures.append(f"{name}: {describe(error)}")
-                line = f"WRONG  {failures[-1]}"
+                line = f"WRONG  {name}: {describe(error)}"
+                num_wrong += 1
             print(line, flush=True)
-    return failures
+    return num_wrong
 
 
 def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:
@@ -109,14 +107,14 @@ def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:
 
 def check_sums(algorithm: str | None, ctx: Sequence[mx.Context]) -> str:
     """Check that sums of integers, which have no rounding error, are exact on every device."""
-    for dtype, size in itertools.product(arguments.DTYPES, SIZES):
+    for dtype, size in itertools.product(operations.DTYPES, SIZES):
         arrays = [mx.nd.zeros((size,), ctx=context, dtype=dtype) for context in ctx]
         run = functools.partial(collectives.allreduce, arrays, algorithm)
         (wrong,) = bench.count_wrong([harness.Candidate("", run)], arrays).values()
         if wrong:
             total = size * len(ctx)
             raise VerificationError(f"{dtype} arrays of {size}: {wrong} of {total} sums are wrong")
-    return f"sums of {len(SIZES)} sizes and {len(arguments.DTYPES)} dtypes are exact"
+    return f"sums of {len(SIZES)} sizes and {len(operations.DTYPES)} dtypes are exact"
 
 
 def check_training(

@@ -140,9 +140,8 @@ class _Trial:
             autograd.backward(of_round, train_mode=training)
             losses += of_round
             for p in self.trained:
-                for grad in (p.grad(c) for c in used[: len(some)]):
-                    dense = grad.copy() if grad.stype == "default" else grad.tostype("default")
-                    grads[p.name].append(dense)
+                written = [p.grad(c).as_nd_ndarray() for c in used[: len(some)]]
+                grads[p.name] += [grad.tostype("default") for grad in written]  # copies
         with cluster.local():
             for copies in grads.values():
                 collectives.allreduce(copies)
@@ -153,9 +152,8 @@ class _Trial:
         """Restore all values, since batch normalization changes its averages; zero gradients."""
         for array, before in self.start:
             before.copyto(array)
-        for param in self.trained:
-            for grad in param.list_grad():  # Parameter.zero_grad knows mx.nd only
-                memory.zero([grad])
+        # Parameter.zero_grad knows mx.nd only.
+        memory.zero([grad for param in self.trained for grad in param.list_grad()])
 
 
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:

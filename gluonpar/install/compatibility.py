@@ -2,7 +2,7 @@
 
 MXNet reads names that NumPy has since removed, some when it is imported and some in its functions,
 and it imports ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy of
-the module ``numpy`` with the names of :func:`_former`. A program's own ``numpy`` stays as it is.
+the module ``numpy`` with these names. A program's own ``numpy`` stays as it is.
 """
 
 from __future__ import annotations
@@ -22,38 +22,25 @@ import numpy as np
 
 def install() -> None:
     """Let the modules of MXNet that are imported from now on see NumPy's former names."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(_numpy_1()))
-
-
-def _former() -> dict[str, dict[str, Any]]:
-    """Return the former names that MXNet reads, by the version of NumPy that changed them."""
-    return {
-        "1.20": {
-            "bool": bool,  # NumPy 2 calls its own type so, of which True is no instance
-            "int": int,
-            # MXNet reads them when it is imported; the package numpy-financial has the functions.
-            **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate")),
-        },
-        "1.24": {"msort": lambda a: np.sort(a, axis=0)},
-        "1.25": {"alltrue": np.all, "sometrue": np.any, "product": np.prod, "round_": np.round},
-        "2.0": {
-            **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
-            **{"PZERO": 0.0, "NZERO": -0.0},
-            "trapz": getattr(np, "trapezoid", None),
-            "in1d": lambda *args, **options: np.isin(*args, **options).reshape(-1),
-            "compat": types.SimpleNamespace(basestring=str),
-        },
-    }
+    sys.meta_path.insert(0, _Finder(_numpy_1()))
 
 
 def _numpy_1() -> types.ModuleType:
-    """Return a copy of the module ``numpy`` with the names of :func:`_former`."""
+    """Return a copy of the module ``numpy`` with all former names that MXNet reads."""
     copy = types.ModuleType(np.__name__, np.__doc__)
     vars(copy).update(vars(np), __getattr__=functools.partial(getattr, np))
-    for since, names in _former().items():
-        if version(np.__version__) >= version(since):
-            vars(copy).update(names)
+    # NumPy 1.20 removed these functions, which MXNet only reads; numpy-financial has them.
+    financial = ("mirr", "npv", "pmt", "ppmt", "pv", "rate")
+    vars(copy).update({name: vars(np).get(name) for name in financial})
+    vars(copy).update(
+        {"bool": bool, "int": int},  # NumPy 2 has a bool of its own, of which True is no instance
+        **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
+        **{"PZERO": 0.0, "NZERO": -0.0, "alltrue": np.all, "sometrue": np.any},
+        **{"product": np.prod, "round_": np.round, "msort": lambda a: np.sort(a, axis=0)},
+        trapz=getattr(np, "trapezoid", None) or np.trapz,
+        in1d=lambda *args, **options: np.isin(*args, **options).reshape(-1),
+        compat=types.SimpleNamespace(basestring=str),
+    )
     return copy
 
 
@@ -127,25 +114,22 @@ class _Loader(importlib.machinery.SourceFileLoader):
             return super().get_code(fullname)
 
 
-def _forking(multiprocessing: types.ModuleType) -> types.ModuleType:
+def _forking(multiprocessing: types.ModuleType) -> types.SimpleNamespace:
     """Return a copy of the module that forks, as Python did by default up to version 3.13.
 
     MXNet's workers give arrays back as files that only a child of the same process can map.
     """
-    copy, fork = types.ModuleType("multiprocessing"), multiprocessing.get_context("fork")
+    fork = multiprocessing.get_context("fork")
     forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
-    vars(copy).update({**vars(multiprocessing), **forks})
-    return copy
-
-
-_NUMPY_1_25: Any = "1.25"  # a value that the types of NumPy 1 do not have
+    return types.SimpleNamespace(**{**vars(multiprocessing), **forks})
 
 
 def _text(value: object) -> str:
     """Return ``str(value)``, in a tuple or list without the types of NumPy's numbers."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
-        with np.printoptions(legacy=_NUMPY_1_25):
+        legacy: Any = "1.25"  # a value that the types of NumPy 1 do not have
+        with np.printoptions(legacy=legacy):
             return str(value)
     return text
 

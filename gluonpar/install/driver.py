@@ -35,20 +35,12 @@ _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINO
 
 
 class DriverError(RuntimeError):
-    """A call of the driver failed; the message has the function and its CUresult, such as 803."""
-
-
-class DriverMissingError(DriverError):
-    """libcuda.so.1 cannot be loaded: no NVIDIA driver, or the container does not see it."""
+    """There is no driver, or a function of it failed with a CUresult, such as 803."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5).
-
-    >>> print(Gpu(0, "Tesla T4", (7, 5)))
-    gpu 0 Tesla T4, compute capability 7.5
-    """
+    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5)."""
 
     index: int
     name: str
@@ -75,7 +67,7 @@ def gpus() -> list[Gpu]:
     Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
     Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
 
-    Raises DriverError if a function of the driver fails, DriverMissingError without a driver.
+    Raises DriverError if a function of the driver fails, or if there is no driver.
     """
     if _call("cuInit", 0, also=_NO_DEVICE) == _NO_DEVICE:
         return []
@@ -139,7 +131,7 @@ def _call(function: str, *arguments: Any, also: int = 0) -> int:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise DriverMissingError(
+        raise DriverError(
             f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
             "its driver, or start the container with docker run --gpus all"
         ) from error

@@ -16,7 +16,7 @@ import errno
 import os
 import re
 import sys
-from typing import Any, Callable, Iterable, NoReturn, Sequence
+from typing import Any, Callable, Iterable, NoReturn
 
 NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
 
@@ -63,13 +63,11 @@ def without_mxnet() -> bool:
     return name is not None and name not in NEED_MXNET
 
 
-def exit_code(error: ImportError) -> int | None:
-    """Print why MXNet cannot be imported and return the exit code; None in another program."""
+def end_command(error: ImportError) -> None:
+    """If this process is the command ``gluonpar``, print why MXNet is not imported, and exit."""
     name = command()
-    if name is None:
-        return None
-    print(f"gluonpar {name}: error: {error}", file=sys.stderr)
-    return BAD_REQUEST
+    if name is not None:
+        Parser(prog=f"gluonpar {name}").error(str(error))
 
 
 def run(program: str, work: Callable[[], int]) -> int:
@@ -85,30 +83,29 @@ def run(program: str, work: Callable[[], int]) -> int:
         if not (full or isinstance(error, BrokenPipeError)):
             raise
         # Else Python would fail again at its end, when it writes its buffers.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if full:
             print(f"{program}: error: cannot print: {error.strerror}", file=sys.stderr)
         return BAD_REQUEST if full else BROKEN_PIPE
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, with errors of one line, and help that is printed as it is written."""
+    """argparse's parser, with errors of one line, and help that is printed as it is written.
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+    The help ends with ``examples``, one per line, and the meaning of ``exit_codes``, to which
+    :data:`EXIT_CODES` are added.
+    """
 
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        """Return the options; if one is unknown, exit and name the most similar option."""
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            known = re.findall(r"--[a-z-]+", self.format_help())
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(name, known)}")
-        return options
+    def __init__(
+        self, examples: str = "", exit_codes: dict[int, str] | None = None, **more: Any
+    ) -> None:
+        commands = [f"  {line}" for line in examples.strip().splitlines()]
+        lines = ["examples:", *commands, ""] if commands else []
+        if exit_codes:
+            codes = sorted({**EXIT_CODES, **exit_codes}.items())
+            lines += ["exit codes:", *(f"  {code:<5}{meaning}" for code, meaning in codes)]
+        how = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=how, epilog="\n".join(lines), **more)
 
     def in_options(self, message: object) -> str:
         """Return the message of a function's error, with options in place of its arguments.
@@ -132,18 +129,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
 
 
-def epilog(examples: str, exit_codes: dict[int, str]) -> str:
-    """Return the end of a command's help: examples, one a line, and what its exit codes mean."""
-    lines = [f"  {line.strip()}" for line in examples.strip().splitlines()]
-    shown = ["examples:", *lines, ""] if lines else []
-    return "\n".join([*shown, "exit codes:", *(f"  {k:<5}{v}" for k, v in exit_codes.items())])
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that suggests one of ``known``, or nothing if none is alike.
-
-    >>> did_you_mean("trian", ["train", "doctor"])
-    '; did you mean train?'
-    """
+    """Return the end of a message that suggests one of ``known``, or nothing if none is alike."""
     alike = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {alike[0]}?" if alike else ""

@@ -7,9 +7,6 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
-
-_NOTICEABLE = 0.3  # processors' time: less than that is always in use
 
 
 def _read(path: Path) -> str:
@@ -40,34 +37,25 @@ def quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
-class Used(NamedTuple):
-    """What :func:`used` returns; in seconds."""
-
-    time: float
-    by_all: float
-    by_this_process: float
-
-
-def used() -> Used:
-    """Return how long the processors that this process may use have computed, and for whom."""
+def _used() -> tuple[float, float, float]:
+    """Return the time, and how long these processors have computed for all and for this process."""
     names, seconds = {f"cpu{i}" for i in os.sched_getaffinity(0)}, 0
     for line in _read(Path("/proc/stat")).splitlines():
         name, *ticks = line.split()
         if name in names:
             user, nice, system, _, _, irq, softirq, steal = map(int, ticks[:8])
             seconds += user + nice + system + irq + softirq + steal
-    return Used(time.monotonic(), seconds / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4]))
+    return time.monotonic(), seconds / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
 
 
-START = used()
+_START = _used()
 
 
-def shared(since: Used = START) -> str:
-    """Return who else has used the processors ``since``, and a quota; "" if nobody has."""
-    now, notes = used(), []
-    by_others = now.by_all - since.by_all - (now.by_this_process - since.by_this_process)
-    others = by_others / max(now.time - since.time, 0.01)
-    if others > _NOTICEABLE:
+def shared() -> str:
+    """Return what other programs have used since the import, and a quota; "" if there is none."""
+    elapsed, by_all, by_this_process = (now - then for now, then in zip(_used(), _START))
+    others, notes = (by_all - by_this_process) / max(elapsed, 0.01), []
+    if others > 0.3:  # less than that is always in use
         notes.append(f"other programs use {others:.1f} of {len(os.sched_getaffinity(0))}")
     granted = quota()
     if granted is not None and granted < len(os.sched_getaffinity(0)):

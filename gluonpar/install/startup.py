@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-from gluonpar.install import cuda_libraries, driver, wheels
+from gluonpar.install import driver, wheels
 
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
@@ -28,7 +28,6 @@ CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"
 # MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC.
 # The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
-COMPILER_CUDA = (11, 8)  # of nvidia-cuda-nvrtc-cu11
 
 
 def start() -> None:
@@ -66,7 +65,7 @@ def _fusion_works() -> bool:
     if os.environ.get("GLUONPAR_CUDA") == "system":  # a compiler of any version
         return False
     try:
-        return driver.cuda_version() >= COMPILER_CUDA
+        return driver.cuda_version() >= (11, 8)  # the version of nvidia-cuda-nvrtc-cu11
     except driver.DriverError:
         return True  # no GPU will be used
 
@@ -87,7 +86,7 @@ def _installed_wheel() -> str:
 def _import_mxnet(wheel: str) -> None:
     try:
         if wheels.need_cuda():
-            cuda_libraries.load_libraries()
+            wheels.load_cuda_libraries()
         # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and
         # MXNet stops and starts its engine at a fork; the number of threads could no longer be set.
         importlib.import_module("numpy.testing")
@@ -104,7 +103,7 @@ def _remedy(error: Exception, wheel: str) -> str:
     if "libcuda.so" in str(error):
         cpu = f"pip uninstall -y mxnet-cu112, then {wheels.CPU}"
         return f"libcuda.so.1 is part of NVIDIA's driver. Without it, use the CPU wheel: {cpu}."
-    if any(name in str(error) for name in cuda_libraries.LIBRARIES):
+    if any(name in str(error) for name in wheels.CUDA_LIBRARIES):
         return "In a clone of gluonpar, pip install -e '.[cu112]' installs CUDA 11's libraries."
     missing = wheels.missing_libraries()
     if missing:

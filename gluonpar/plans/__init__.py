@@ -10,12 +10,13 @@ from gluonpar.plans.registry import (
     ALGORITHMS,
     COMBINE,
     Algorithm,
+    Trace,
     named,
     register,
     register_executor,
+    trace,
 )
 from gluonpar.plans.simulator import Simulation, simulate
-from gluonpar.plans.tracing import Trace, trace
 
 __all__ = ["ALGORITHMS", "COMBINE", "Algorithm", "Hop", "Simulation", "Trace", "algorithms"]
 __all__ += ["check", "named", "register", "register_executor", "simulate", "trace"]

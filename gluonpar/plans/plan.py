@@ -57,11 +57,7 @@ def reverse(hops: Sequence[Hop], first_step: int = 0) -> list[Hop]:
 
 
 def towards(hops: Sequence[Hop], root: int) -> list[Hop]:
-    """Return the hops on which the final values of device ``root`` depend: a reduce to it.
-
-    >>> towards([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False)], 0)
-    [Hop(step=0, src=1, dst=0, chunk=0, reduce=True)]
-    """
+    """Return the hops on which the final values of device ``root`` depend: a reduce to it."""
     needed = {(root, chunk) for chunk in range(num_chunks(hops))}
     kept: list[Hop] = []
     for step in reversed(by_step(hops)):

@@ -17,10 +17,8 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from gluonpar.plans import registry
+from gluonpar.plans import partition, registry
 from gluonpar.plans.plan import Hop, num_chunks, num_steps
-
-_AT_ONCE = 1e-9  # of the time until the next event: what ends within it ends with it
 
 
 class Link(NamedTuple):
@@ -66,19 +64,6 @@ def full(num_devices: int, link: Link = PCIE) -> Topology:
     return Topology(links, lambda i, j: [index[i, j]], num_devices)
 
 
-def pcie(num_devices: int, link: Link = PCIE, sockets: Link = BETWEEN_SOCKETS) -> Topology:
-    """Return a machine with two PCIe switches, each with half of the devices and a link to its CPU.
-
-    ``sockets`` connects the CPUs. Messages from one switch to the other share these links.
-    """
-    return _switches(num_devices, [num_devices - num_devices // 2, num_devices // 2], link, sockets)
-
-
-def nvswitch(num_devices: int, link: Link = NVSWITCH) -> Topology:
-    """Return devices on one switch: only a device's own link bounds what it sends and receives."""
-    return _switches(num_devices, [num_devices], link, link)
-
-
 def ethernet(
     num_devices: int, per_host: int = 4, link: Link = PCIE, network: Link = ETHERNET
 ) -> Topology:
@@ -100,16 +85,18 @@ def _switches(k: int, sizes: Sequence[int], link: Link, between: Link) -> Topolo
         out, into = i, k + j
         if switch_of[i] == switch_of[j]:
             return [out, into]
-        first = 2 * k
-        return [out, first + switch_of[i], first + len(sizes) + switch_of[j], into]
+        return [out, 2 * k + switch_of[i], 2 * k + len(sizes) + switch_of[j], into]
 
     return Topology(links, route, k)
 
 
 TOPOLOGIES: dict[str, Callable[[int], Topology]] = {
     "full": full,
-    "pcie": pcie,
-    "nvswitch": nvswitch,
+    # Two PCIe switches, each with half of the devices and a link to its CPU, which messages from
+    # one switch to the other share.
+    "pcie": lambda k: _switches(k, partition.sizes(k, 2), PCIE, BETWEEN_SOCKETS),
+    # One switch: only a device's own link bounds what it sends and receives.
+    "nvswitch": lambda k: _switches(k, [k], NVSWITCH, NVSWITCH),
     "ethernet": ethernet,
 }
 """By the names that :func:`simulate` accepts: topologies for K devices."""
@@ -169,7 +156,7 @@ def simulate(
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
 def _messages(algorithm: str, num_devices: int) -> tuple:
-    """Return the hops; of each message step, sender and receiver, and chunks; each hop's message.
+    """Return hops, messages (step, sender, receiver), their numbers of chunks, each hop's message.
 
     The messages are in the order of their steps.
     """
@@ -204,7 +191,7 @@ def share(
         ends_in = left[active] / rate
         until = begin[waiting].min() - now if waiting.any() else math.inf
         elapsed = min(until, ends_in.min())
-        done = ends_in <= elapsed * (1 + _AT_ONCE)
+        done = ends_in <= elapsed * (1 + 1e-9)  # flows that end so close together end at once
         left[active] = np.where(done, 0.0, left[active] - np.where(done, 0.0, rate * elapsed))
         now += elapsed
         end[active[done]] = now

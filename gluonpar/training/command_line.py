@@ -109,7 +109,8 @@ def parser(prog: str | None) -> entry.Parser:
         prog=prog,
         usage="%(prog)s [OPTION ...]",  # a list of all options would take fifteen lines
         description=description,
-        epilog=entry.epilog(examples, EXIT_CODES),
+        examples=examples,
+        exit_codes=EXIT_CODES,
     )
     made.add_argument("--version", action="version", version=f"gluonpar {__version__}")
     fields = {field.name: field for field in dataclasses.fields(Configuration)}

@@ -272,7 +272,7 @@ def test_values_reach_the_weights_that_a_kvstore_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("counts", "words"), [([], "no device"), ([2, 1], "2 on device 0, 1 on device 1")]
+    ("counts", "words"), [([], "no device"), ([2, 1], r"equal length per device, got \[2, 1\]")]
 )
 def test_lists_that_are_no_replicas_are_refused(tmp_path, counts, words):
     """A zip of them would leave parameters out."""

@@ -118,8 +118,6 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
     assert machine["cores"] >= 1 and machine["processor"] and machine["mxnet"].startswith("1.")
     assert {"gpus", "python", "numpy", "gluonpar", "date"} <= set(machine)
     assert written["arguments"]["min_bytes"] == 4096
-    average = np.mean([row["busbw"] for row in written["rows"] if row["name"] == "host"])
-    assert ["host", f"{average:.3f}"] in [line.split() for line in out]
 
 
 @pytest.mark.parametrize(
@@ -133,10 +131,11 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
         (("--warmup", "-1"), "--warmup"),
         (("--num-gpus", "0"), "--num-gpus must be at least 1, got 0"),
         (("--num-gpus", "1"), "one device has nothing to exchange"),
-        (("--algorithms", "ring,nope"), "'nope'; choose from star, "),
+        (("--algorithms", "ring,nope"), "must be one of star, "),
         (("--algorithms", "nccl"), "nccl"),
         (("--collective", "reduce", "--algorithms", "ring"), "--algorithms is for allreduce only"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
+        (("--json", "/dev/full"), "cannot write /dev/full: No space left"),
     ],
 )
 def test_a_bad_request_is_one_line_and_exit_code_2(command, arguments, words):

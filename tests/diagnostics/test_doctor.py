@@ -11,7 +11,7 @@ from libcuda_stub import build_libcuda, build_library
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
-from gluonpar.install import cuda_libraries, processors, wheels
+from gluonpar.install import processors, wheels
 from gluonpar.training.data import fashion_mnist
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
@@ -52,7 +52,7 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
     assert (text.returncode, text.stderr) == (0, "")
     assert text.stdout.endswith("nothing is wrong\n")
     findings = json.loads(as_json.stdout)["findings"]
-    assert {finding["topic"] for finding in findings} >= set(checks.CHECKS) - {"gpu"}
+    assert {finding["topic"] for finding in findings} >= set(checks.CHECKS)
     for finding in findings:
         if "other programs" not in finding["text"]:  # they change
             assert f"{finding['topic']}: {finding['text']}\n" in text.stdout
@@ -167,9 +167,8 @@ def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machi
     machine(gpus, wheel, cuda=12040, cuInit=0 if gpus else 100)  # CUDA_ERROR_NO_DEVICE
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     findings = checks.examine("gpu")
-    assert [finding.state for finding in findings] == states
+    assert [finding.state for finding in findings] == ["ok", *states]
     assert words in findings[-1].text
-    assert [finding.state for finding in checks.examine("driver")] == ["ok"]
 
 
 @pytest.mark.slow
@@ -179,7 +178,7 @@ def test_gpus_against_the_kernels_in_the_wheel(gpus, wheel, states, words, machi
     [
         ({"cuInit": 803}, "note", "failed with error 803"),
         ({"cuda": 10020}, "ok", "CUDA up to 10.2"),
-        (None, "ok", "driver"),
+        (None, "note", "no NVIDIA driver found"),
     ],
     ids=["that fails", "too old", "missing"],
 )
@@ -189,14 +188,14 @@ def test_a_bad_driver_is_wrong_only_with_a_wheel_that_needs_it(
     machine([T4], "mxnet-cu112" if needed else "mxnet", **(driver or {}))
     if driver is None:  # this also holds where a driver is installed: the loader stops here
         (tmp_path / "libcuda.so.1").write_text("not a library\n" * 100)
-    ((_, state, text, _),) = checks.examine("driver")
+    (_, state, text, _), *others = checks.examine("gpu")
     assert state == ("wrong" if needed else harmless) and words in text
-    assert bool(checks.examine("gpu")) == (driver == {"cuda": 10020})
+    assert bool(others) == (driver == {"cuda": 10020})
 
 
 def test_cuda_libraries_are_listed_up_to_one_that_ends_the_process(machine, tmp_path, monkeypatch):
     """A library that was cut off ends it by a signal, without a message."""
-    names, ends = cuda_libraries.LIBRARIES, "#include <unistd.h>\n__attribute__((constructor)) "
+    names, ends = wheels.CUDA_LIBRARIES, "#include <unistd.h>\n__attribute__((constructor)) "
     build_library(tmp_path, names[0])
     (tmp_path / names[1]).write_bytes(b"damaged")
     build_library(tmp_path, names[3], ends + "void end(void) { _exit(7); }")
@@ -247,7 +246,7 @@ def test_a_quota_bounds_the_number_of_processors(monkeypatch):
 def test_other_programs_on_the_processors_are_noted():
     loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        notes = [text for state, text, *_ in checks.threads() if state == "note"]
+        notes = [finding.text for finding in checks.examine("threads") if finding.state == "note"]
     finally:
         loop.kill()
         loop.wait()

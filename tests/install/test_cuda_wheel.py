@@ -88,7 +88,7 @@ def test_every_cuda_library_is_from_pypis_wheels(a6000):
     assert driver == [a6000 / "libcuda.so.1"]
     others = [path for path in mapped if path not in driver]
     assert all(SITE / "nvidia" in path.parents for path in others)
-    program = "from gluonpar.install.cuda_libraries import LIBRARIES; print(*LIBRARIES)"
+    program = "from gluonpar.install import wheels; print(*wheels.CUDA_LIBRARIES)"
     assert {path.name for path in others} == set(output_of(program, libraries=[a6000]).split())
 
 

@@ -89,7 +89,7 @@ CUDA_FAILS = mx.base.MXNetError("CUDA: (999 vs. 0) unknown")
 @pytest.mark.parametrize(
     ("shown", "more", "words"),
     [
-        ([], {"fault": driver.DriverMissingError("no driver here")}, ["no driver here"]),
+        ([], {"fault": driver.DriverError("no driver here")}, ["no driver here"]),
         ([], {}, ["the NVIDIA driver shows no GPU"]),
         ([H200], {}, ["gpu 0 Card 0, compute capability 9.0", "5.0 to 8.9"]),
         (

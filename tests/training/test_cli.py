@@ -29,7 +29,7 @@ def command(capsys):
 @pytest.fixture
 def no_gpu(monkeypatch):
     def missing():
-        raise driver.DriverMissingError("no NVIDIA driver here")
+        raise driver.DriverError("no NVIDIA driver here")
 
     monkeypatch.setattr(driver, "gpus", missing)
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
