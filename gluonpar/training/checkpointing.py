@@ -10,12 +10,10 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Iterator
 
-import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, load_checkpoint, npz_file, save_checkpoint
-from gluonpar.runtime import memory
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch
@@ -182,45 +180,40 @@ class Terminated(Exception):
 
 
 class Termination:
-    """A request to end the run; all processes end it at the same step."""
+    """A request to end the run; all processes end it at the same step.
 
-    def __init__(self) -> None:
-        self._requested = self._is_due = False
-        self._in_flight: deque[mx.nd.NDArray] = deque()
+    In a job there are requests only if a rank ``saves``. Otherwise SIGTERM kills the rank that it
+    is sent to, and so ends the job.
+    """
+
+    # A request takes effect this many steps later. To know those of all ranks earlier, a rank would
+    # wait for the others in every step. mpirun kills the ranks a quarter of a second after SIGTERM.
+    _DELAY = 2
+
+    def __init__(self, saves: bool) -> None:
+        self._requested = False
+        # mpirun passes SIGUSR1 on to all ranks and waits for them.
+        signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
+        self._signals = signals if cluster.size() > 1 else [signal.SIGTERM]
+        self._of_ranks: deque[cluster.PendingGather] = deque()
 
     @contextlib.contextmanager
-    def by_signal(self, saves: bool) -> Iterator[None]:
-        """In this context the first SIGTERM requests the end; a second one has its usual effect.
-
-        In a job this is so only if a rank ``saves``; otherwise SIGTERM kills this rank, and so ends
-        the job. SIGUSR1 requests the end of a job, too: mpirun passes it on to all ranks and waits,
-        while it kills the ranks a quarter of a second after a SIGTERM.
-        """
-        signals = [signal.SIGTERM]
-        if cluster.size() > 1:
-            signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
+    def by_signal(self) -> Iterator[None]:
+        """In this context the first signal requests the end; a second one has its usual effect."""
 
         def request(number: int, _: Any) -> None:
             signal.signal(number, before[number])
             self._requested = True
 
-        before: dict[int, Any] = {number: signal.signal(number, request) for number in signals}
+        before: dict[int, Any] = {n: signal.signal(n, request) for n in self._signals}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def is_due(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now: the same on all processes, which must call this.
-
-        The requests are summed asynchronously; the sum is read ``delay`` calls later.
-        """
-        if cluster.size() == 1:
-            return self._requested
-        requests = memory.from_numpy(np.array([self._requested], "float32"), mx.cpu(0))
-        cluster.allreduce([requests])
-        self._in_flight.append(requests)
-        while len(self._in_flight) > delay:
-            self._is_due |= bool(self._in_flight.popleft().asscalar() > 0)
-        return self._is_due
+    def is_due(self) -> bool:
+        """Return whether the run is to end now: the same on all processes, which must call this."""
+        if self._signals:
+            self._of_ranks.append(cluster.PendingGather(self._requested, "requests to end the run"))
+        return len(self._of_ranks) > self._DELAY and any(self._of_ranks.popleft().wait())

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     run = None
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
-        with run.termination.by_signal(run.checkpointer.saves):
+        with run.termination.by_signal():
             run.train()
     except BrokenPipeError:
         cluster.abort("could not print")

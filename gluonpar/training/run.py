@@ -30,10 +30,6 @@ from gluonpar.training.profiler import Profiler
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
 MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level is 2.3
 
-# In a job, a request to end the run is acted on this many steps later. Reading the sum of the
-# requests earlier would wait for it. Later than a quarter of a second, mpirun kills the processes.
-_TERMINATION_DELAY = 2
-
 # Only rank 0 writes output; the values that its options have on the other ranks.
 _RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False}
 # Fields that may differ between ranks: machines have different devices and folders.
@@ -68,7 +64,7 @@ class Run:
             checksums = {"checksum of the data": self.data.checksums()}
             cluster.check_equal({**options, **versions, **facts, **checksums})
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
-        self.termination = Termination()
+        self.termination = Termination(self.checkpointer.saves)
         self.lr = float(configuration.lr or 0.0)
         self.progress = Progress(lr=self.lr)
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
@@ -163,7 +159,7 @@ class Run:
         self._reseed()
         seconds, loss = self._train_batches(shuffle)
         self._finish_epoch(seconds, loss)
-        ends = self._ends()
+        ends = self.termination.is_due()
         self.shuffle = shuffle
         self.progress = Progress(self.progress.epoch + 1, history=self.history.epochs, lr=self.lr)
         self._save_checkpoint(ends)
@@ -191,7 +187,7 @@ class Run:
                     self.console.progress(loss)
                     if config.log_interval:
                         self.console.line(f"epoch {progress.epoch}, batch {of}, loss {loss:.3f}")
-                ends = self._ends(_TERMINATION_DELAY)
+                ends = self.termination.is_due()
                 if ends or self._checkpoint_is_due(number):
                     progress.batch, progress.seconds = number, time.perf_counter() - start
                     self._read(meter)
@@ -218,10 +214,6 @@ class Run:
         """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
         place = [self.configuration.seed, self.progress.epoch, self.progress.batch]
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
-
-    def _ends(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now; several processes only if one saves."""
-        return (self.num_ranks == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
 
     def _stops_early(self) -> bool:
         """Return whether ``early_stop`` epochs have passed without a better accuracy."""
