@@ -15,7 +15,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import __version__, entry, processors
+from gluonpar.install import __version__, entry, memory_limits, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
@@ -28,6 +28,7 @@ from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
 
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
+_LEAST_MEMORY = 500 * memory_limits.MB  # with less MXNet crashes instead of raising an error
 MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level is 2.3
 
 # Only rank 0 writes output; the values that its options have on the other ranks.
@@ -96,7 +97,9 @@ class Run:
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
         self.profiler = Profiler(self.ctx, warm_up) if config.profile else None
         batch_size = min(config.batch_size, self.num_samples) // self.num_ranks
-        workloads.check_memory(config.model, self.ctx, batch_size)  # before threads are started
+        if self.ctx[0].device_type == "cpu":
+            num_bytes = _LEAST_MEMORY + batch_size * workloads.WORKLOADS[config.model].sample_bytes
+            memory_limits.require(f"a step of {batch_size} samples", num_bytes)
         threads.share(self.ctx)
         if choice.notice:
             self.console.notice(choice.notice)
