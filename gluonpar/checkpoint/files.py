@@ -61,17 +61,12 @@ def _check_regular(path: str | os.PathLike) -> None:
         raise OSError(errno.EINVAL, "it exists and is not a regular file", str(path))
 
 
-def _check_folder(path: str | os.PathLike) -> None:
-    """Raise OSError unless files can be made in the folder of ``path``."""
+def check_replaceable(path: str | os.PathLike) -> None:
+    """Raise OSError if :func:`atomic_write` cannot write ``path``."""
+    _check_regular(path)
     temporary = _temporary(path)
     temporary.touch()
     temporary.unlink()
-
-
-def check_replaceable(path: str | os.PathLike) -> None:
-    """Raise OSError if :func:`atomic_write` cannot write ``path``: a folder, device or pipe."""
-    _check_regular(path)
-    _check_folder(path)
 
 
 def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
@@ -79,7 +74,7 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
     path = pathlib.Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _check_folder(path / "any")
+        check_replaceable(path / "any")
     except OSError as error:
         raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
     return path
