@@ -39,19 +39,28 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        self._devices = {_process_of(c): i for i, c in enumerate(self.ctx)}
+        processors = len(os.sched_getaffinity(0))  # as MXNet counts them
+        most = processors + 2
+        for context in self.ctx:
+            if context.device_type == "cpu" and context.device_id >= most:
+                raise ValueError(
+                    f"{context} cannot be profiled: MXNet can profile at most {most} CPU contexts "
+                    "on this machine; use fewer"
+                )
+        # A context's number in MXNet's profile, where the GPUs come after the processors.
+        numbers = [c.device_id + processors * (c.device_type == "gpu") for c in self.ctx]
+        self._devices = {number: i for i, number in enumerate(numbers)}
         self._num_taken = -1  # 0 once the block has begun
-        self._begin: float | None = None  # while recording
-        self._seconds = 0.0  # of the window
+        self._folder: tempfile.TemporaryDirectory | None = None  # while recording
+        self._begin = self._seconds = 0.0  # of the window, the first by MXNet's clock
         self._operators: dict[str, np.ndarray] = {}  # microseconds on each device in the window
 
     def __enter__(self) -> Profiler:
         self.step()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        if self._begin is not None:
-            self._end(wait=error[0] is None)
+    def __exit__(self, *_: Any) -> None:
+        self._end()
 
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
@@ -66,27 +75,28 @@ class Profiler:
             mx.profiler.set_config(filename=str(self._path), **record, **dict.fromkeys(omit, False))
             mx.profiler.set_state("run")
             self._begin = time.time_ns() / 1000  # microseconds of MXNet's profiler's clock
-        elif self._num_taken == self.warm_up + self.num_steps and self._begin is not None:
-            self._end(wait=True)
+        elif self._num_taken == self.warm_up + self.num_steps:
+            self._end()
 
-    def _end(self, wait: bool) -> None:
-        """Add up the times of the operators that began in the window."""
-        begin, self._begin = self._begin or 0.0, None
+    def _end(self) -> None:
+        """Add up the times of the operators that began in the window, unless it has ended."""
+        if self._folder is None:
+            return
         with self._folder:
+            self._folder = None
             try:
-                if wait:
-                    mx.nd.waitall()
+                mx.nd.waitall()
             finally:
                 end = time.time_ns() / 1000
                 mx.profiler.set_state("stop")
                 mx.profiler.dump()
             # All but a process's first file begin with a comma that JSON does not allow.
             content = re.sub(r"\[\s*,", "[", self._path.read_text(), count=1)
-        self._seconds = (end - begin) / 1e6
+        self._seconds = (end - self._begin) / 1e6
         events = json.loads(content)["traceEvents"]
         for first, last in zip(events, events[1:]):  # an operator's two events are neighbours
             device = self._devices.get(first["pid"])
-            if first["ph"] == "B" and device is not None and begin <= first["ts"] <= end:
+            if first["ph"] == "B" and device is not None and self._begin <= first["ts"] <= end:
                 times = self._operators.setdefault(first["name"], np.zeros(len(self.ctx)))
                 times[device] += min(last["ts"], end) - first["ts"]
 
@@ -117,20 +127,3 @@ class Profiler:
             cells = "".join(f"{time / num_steps / 1e3:10.2f}" for time in of_devices)
             lines.append(short.ljust(_LONGEST_NAME) + cells)
         return "\n".join(lines)
-
-
-def _process_of(context: mx.Context) -> int:
-    """Return the number of a context's process in MXNet's profile; ValueError if it has none.
-
-    There is one per processor, for CPU contexts, then one per GPU.
-    """
-    processors = len(os.sched_getaffinity(0))  # as MXNet counts them
-    if context.device_type == "gpu":
-        return processors + context.device_id
-    most = processors + 2  # the last two are of pinned and shared memory, which have no operators
-    if context.device_id >= most:
-        raise ValueError(
-            f"{context} cannot be profiled: MXNet can profile at most {most} CPU contexts on this "
-            "machine; use fewer"
-        )
-    return context.device_id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import io
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import __version__, entry, memory_limits, processors
+from gluonpar.install import __version__, memory_limits, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
@@ -366,10 +365,6 @@ def train(
     metrics.DivergedError if the loss or a parameter is not finite, or the mean loss of an epoch
     exceeds 1000. After ``train`` in Dive into Deep Learning, 13.5.7.
     """
-    names = [field.name for field in dataclasses.fields(Configuration)]
-    for name in options:
-        if name not in names:
-            raise TypeError(f"train has no option {name!r}{entry.did_you_mean(name, names)}")
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
     configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
     return Run(configuration, console, on_epoch).train()
