@@ -11,12 +11,11 @@ it calls :func:`without_mxnet` first. Other programs that do without MXNet run t
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import os
 import re
 import sys
-from typing import Any, Callable, Iterable, NoReturn, Sequence
+from typing import Any, Callable, NoReturn
 
 NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
 
@@ -99,17 +98,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **more: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        """Return the options; if one is unknown, exit and name the most similar option."""
-        options, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            known = re.findall(r"--[a-z-]+", self.format_help())
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(name, known)}")
-        return options
-
     def in_options(self, message: object) -> str:
         """Return the message of a function's error, with options in place of its arguments.
 
@@ -137,13 +125,3 @@ def epilog(examples: str, exit_codes: dict[int, str]) -> str:
     lines = [f"  {line.strip()}" for line in examples.strip().splitlines()]
     shown = ["examples:", *lines, ""] if lines else []
     return "\n".join([*shown, "exit codes:", *(f"  {k:<5}{v}" for k, v in exit_codes.items())])
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that suggests one of ``known``, or nothing if none is alike.
-
-    >>> did_you_mean("trian", ["train", "doctor"])
-    '; did you mean train?'
-    """
-    alike = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {alike[0]}?" if alike else ""
