@@ -19,7 +19,7 @@ from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
 
-# Fields that a resumed run must share with its checkpoint, and whether it holds images out.
+# Options that must have the same values in a resumed run as in the run that it continues.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
 
@@ -28,8 +28,8 @@ class Progress:
     """How far a run has come, as a checkpoint stores it.
 
     ``batch`` batches of epoch ``epoch`` (from 1) have taken ``seconds`` of training time, and the
-    sum of their samples' losses is ``loss_sum``. ``history`` has the epochs before this one.
-    ``lr`` is the learning rate of the next step.
+    sum of their samples' losses is ``loss_sum``. ``history`` has the earlier epochs. ``lr`` is the
+    learning rate of the next step.
     """
 
     epoch: int = 1
@@ -49,8 +49,8 @@ class Checkpointer:
 
     All processes must make a Checkpointer and call its methods; rank 0 reads and writes. ``saves``
     says whether any rank has a folder. ``resumed`` is the path of the checkpoint to resume, or
-    None, and ``progress`` says how far that run had come. Raises ResumeError if the checkpoint is
-    missing, damaged or of another run, and if the folder has later checkpoints.
+    None; ``progress`` is the progress that it stores. Raises ResumeError if the checkpoint is
+    missing, damaged or of another run, or if the folder has later checkpoints.
     """
 
     def __init__(
@@ -73,9 +73,7 @@ class Checkpointer:
         """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
-            content = files.read(path, "checkpoint")
-            notes = npz_file.parsed(content, lambda header, _: dict(header["notes"]), path)
-            progress, identity = _parse(path, notes)
+            progress, identity = npz_file.parsed(files.read(path, "checkpoint"), _parse, path)
             differences = [
                 f"{name} was {identity.get(name)} and is now {value}"
                 for name, value in self._identity.items()
@@ -101,13 +99,13 @@ class Checkpointer:
             return self.paths()[-1] if resume == "" and self.paths() else None
         if not os.path.isdir(resume):
             return pathlib.Path(resume)
-        paths = _checkpoints(pathlib.Path(resume), model)
+        paths = self.paths(pathlib.Path(resume))
         if not paths:
             raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
         return paths[-1]
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
-        """Load the checkpoint to resume, if any, into the workload and the generator.
+        """Load the checkpoint to resume, if any, into ``workload`` and ``shuffle``.
 
         Raises ResumeError if that fails. Removes incomplete files of a killed run from the folder.
         """
@@ -127,7 +125,7 @@ class Checkpointer:
         shuffle: np.random.RandomState,
         progress: Progress,
     ) -> None:
-        """Write a checkpoint to ``path``, and remove older ones than the last ``keep``.
+        """Write a checkpoint to ``path``, and remove all but the last ``keep``.
 
         ``shuffle`` is the generator as it was before the epoch was shuffled. Raises OSError, with
         earlier checkpoints unchanged, if the file cannot be written.
@@ -144,14 +142,10 @@ class Checkpointer:
         name = f"{self._configuration.model}-epoch-{done:04d}{batch}.npz"
         return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
 
-    def paths(self) -> list[pathlib.Path]:
-        """Return the checkpoints in the run's folder, oldest first."""
-        return _checkpoints(self._folder, self._configuration.model) if self._folder else []
-
-
-def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
-    """Return the checkpoints of ``model`` in ``folder``, oldest first."""
-    return sorted(folder.glob(f"{model}-epoch-[0-9]*.npz"), key=_order)
+    def paths(self, folder: pathlib.Path | None = None) -> list[pathlib.Path]:
+        """Return the model's checkpoints in ``folder`` (default: the run's), oldest first."""
+        folder, name = folder or self._folder, f"{self._configuration.model}-epoch-[0-9]*.npz"
+        return sorted(folder.glob(name), key=_order) if folder else []
 
 
 def _order(path: pathlib.Path) -> tuple[int, str]:
@@ -164,15 +158,15 @@ def _order(path: pathlib.Path) -> tuple[int, str]:
     return len(path.stem.partition("-batch-")[0]), path.name
 
 
-def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
-    """Return a run's progress, and what identifies it, from the notes of its checkpoint."""
-    try:
-        lr, history = float(notes["lr"]), [Epoch(**results) for results in notes["history"]]
-        sums = float(notes["loss_sum"]), float(notes["seconds"])
-        progress = Progress(int(notes["epoch"]), int(notes["batch"]), *sums, history, lr)
-        return progress, dict(notes["run"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
+def _parse(header: dict[str, Any], _: Any) -> tuple[Progress, dict[str, Any]]:
+    """Return a run's progress, and what identifies it, from the header of its checkpoint."""
+    notes = header["notes"]
+    if not isinstance(notes, dict) or "run" not in notes:
+        raise ValueError("it is not a checkpoint of a training run")
+    place, lr = (int(notes["epoch"]), int(notes["batch"])), float(notes["lr"])
+    sums = float(notes["loss_sum"]), float(notes["seconds"])
+    history = [Epoch(**results) for results in notes["history"]]
+    return Progress(*place, *sums, history, lr), dict(notes["run"])
 
 
 class Terminated(Exception):

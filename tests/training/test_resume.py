@@ -268,7 +268,7 @@ def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, va
     options, _, _ = whole
     path = shutil.copy(checkpoint(whole, "0001"), tmp_path / "a.npz")
     set_in_header(path, ["notes", name], value)
-    with pytest.raises(ResumeError, match=f"a.npz is not a checkpoint of .*{words}"):
+    with pytest.raises(ResumeError, match=f"a.npz cannot be loaded: .*{words}"):
         run(**options, resume=str(path)).train()
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import sys
 import zlib
 from pathlib import Path
 
@@ -93,19 +92,15 @@ def _download(folder: Path) -> list[str]:
     """
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    progressbar = terminal and os.environ.get("TERM") != "dumb"
-    get = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS)
-    failed: list[str] = []
+    get, failed = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS), []
     for mirror in MIRRORS:
-        for stem in missing(folder):
-            url, checksum = f"{mirror}/{stem}.gz", f"sha256:{PUBLISHED[stem]}"
-            try:
+        try:
+            for stem in missing(folder):
+                url, checksum = f"{mirror}/{stem}.gz", f"sha256:{PUBLISHED[stem]}"
                 path = pooch.retrieve(url, checksum, f"{stem}.gz", folder, downloader=get)
-            except (OSError, ValueError) as error:
-                failed.append(f"{url}: {error}")
-                break
-            os.chmod(path, 0o644)  # pooch lets its owner alone read it
+                os.chmod(path, 0o644)  # pooch lets its owner alone read it
+        except (OSError, ValueError) as error:
+            failed.append(f"{url}: {error}")
     return failed
 
 
