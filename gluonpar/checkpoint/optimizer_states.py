@@ -141,11 +141,7 @@ def _encode_object(encoder: Encoder, value: Any, place: str) -> dict[str, Any]:
 
 
 def prepare_restore(
-    updater: Updater,
-    params: NamedParams,
-    trusted: bool,
-    section: dict,
-    arrays: dict[int, np.ndarray],
+    updater: Updater, params: NamedParams, trusted: bool, section: dict, arrays: dict
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
@@ -196,16 +192,11 @@ def _decode_attributes(
 
 
 def _prepared(
-    updater: Updater,
-    params: NamedParams,
-    kind: str,
-    saved: dict[str, Any],
-    counts: dict[int, int],
-    states: dict[int, Any],
+    updater: Updater, params: NamedParams, kind: str, saved: dict, counts: dict, states: dict
 ) -> Callable[[bool], None]:
     """Check the optimizer's class, ``kind``; return the function that restores ``updater``.
 
-    ``saved`` are the optimizer's attributes.
+    ``saved`` are the optimizer's attributes by name; the other two are by parameter's index.
     """
     optimizer = updater.optimizer
     if kind != type(optimizer).__name__:

@@ -119,11 +119,7 @@ class Checkpointer:
                 path.unlink()
 
     def save(
-        self,
-        path: str | os.PathLike,
-        workload: Workload,
-        shuffle: np.random.RandomState,
-        progress: Progress,
+        self, path: str, workload: Workload, shuffle: np.random.RandomState, progress: Progress
     ) -> None:
         """Write a checkpoint to ``path``, and remove all but the last ``keep``.
 

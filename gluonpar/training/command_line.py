@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import re
 import traceback
@@ -44,10 +45,7 @@ GROUPS = {
     "data": "dataset data_dir limit",
     "output": "log_interval save_dir save_every keep resume onnx plot profile dry_run",
 }
-ALIASES = {
-    "num_epochs": ["--epochs", "--num-epochs"],
-    "algorithm": ["--algorithm", "--allreduce"],
-}
+ALIASES = {"num_epochs": ["--epochs", "--num-epochs"], "algorithm": ["--algorithm", "--allreduce"]}
 
 NOTHING = "nothing was saved (--save-dir DIR saves checkpoints)"
 Say = Callable[..., None]  # prints a message on stderr
@@ -129,19 +127,20 @@ def parser(prog: str | None) -> entry.Parser:
     return made
 
 
-def _list_of(kind: Callable) -> Callable[[str], tuple]:
-    def parse(text: str) -> tuple:
-        try:
-            return tuple(kind(part) for part in text.split(","))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
-
-    return parse
+def _numbers(kind: Callable, text: str) -> tuple:
+    try:
+        return tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
 
 
-_PARSERS = {
-    **{"int": int, "float": float, "str": str},
-    **{"tuple[int, ...]": _list_of(int), "tuple[float, ...]": _list_of(float)},
+# What makes an option's value of its text, by its type.
+_PARSERS: dict[str, Callable] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "tuple[int, ...]": functools.partial(_numbers, int),
+    "tuple[float, ...]": functools.partial(_numbers, float),
 }
 
 

@@ -262,20 +262,18 @@ class Run:
 
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
-        lr, batch_size = self.lr, self.configuration.batch_size
         try:
             loss = meter.read()
-            if loss > MOST_LOSS:
-                raise metrics.DivergedError(
-                    f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
-                )
-            return loss
+            if loss <= MOST_LOSS:
+                return loss
+            reason = f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
         except metrics.DivergedError as error:
-            raise metrics.DivergedError(
-                f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with lr={lr:g} and "
-                f"batch size {batch_size}; try a smaller learning rate, such as {lr / 10:g}, or "
-                "look at that batch's images and labels"
-            ) from None
+            reason = str(error)
+        raise metrics.DivergedError(
+            f"{reason} of {self.num_batches}, epoch {self.progress.epoch}, with lr={self.lr:g} and "
+            f"batch size {self.configuration.batch_size}; try a smaller learning rate, such as "
+            f"{self.lr / 10:g}, or look at that batch's images and labels"
+        )
 
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; save, plot and print the epoch's results."""
@@ -303,15 +301,19 @@ class Run:
         shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
+        sizes = partition.sizes(config.batch_size, len(self.ctx) * num_ranks, weights)
+        shards = f"{' or '.join(map(str, sorted({*sizes})))} on each device"
+        if weights:
+            shards = f"{', '.join(map(str, sizes))} on the devices by weight"
         held_out = f", {len(self.validation[1])} validation" if self.validation else ""
         images = f"{self.num_samples} training{held_out} and {len(data.test_labels)} test images"
         epochs = f"{config.num_epochs} epoch{'s' * (config.num_epochs > 1)}"
         length = f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"
         return {
-            **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
+            "processes": str(num_ranks) if num_ranks > 1 else "",
             "devices": _describe_devices(self.ctx, num_ranks),
-            **({"processors": shared} if shared else {}),
-            "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
+            "processors": shared,
+            "batch size": f"{config.batch_size} in all, {shards}",
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
             "training": f"{length}, lr {self.lr}, seed {config.seed}",
@@ -326,13 +328,6 @@ def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
         return next(iter(processes))
     kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
     return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
-
-
-def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
-    sizes = partition.sizes(batch_size, num_devices, weights)
-    if weights is not None:
-        return f"{batch_size} in all, {', '.join(map(str, sizes))} on the devices by weight"
-    return f"{batch_size} in all, {' or '.join(map(str, sorted(set(sizes))))} on each device"
 
 
 def train(

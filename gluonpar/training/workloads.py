@@ -39,10 +39,7 @@ class LeNetWorkload:
     trainer = None
 
     def __init__(
-        self,
-        ctx: list[mx.Context],
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
+        self, ctx: list[mx.Context], algorithm: str | None, weights: Sequence[float] | None
     ) -> None:
         self.ctx, self.options = ctx, {"algorithm": algorithm, "weights": weights}
         params = lenet.init_lenet(INIT_SCALE)
@@ -85,10 +82,7 @@ class GluonWorkload:
         raise NotImplementedError
 
     def __init__(
-        self,
-        ctx: list[mx.Context],
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
+        self, ctx: list[mx.Context], algorithm: str | None, weights: Sequence[float] | None
     ) -> None:
         self.ctx, self.weights = ctx, weights
         self.trained = net = self._network()
