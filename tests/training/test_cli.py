@@ -96,7 +96,7 @@ def test_profile_prints_a_table(command):
     assert (code, err) == (0, [])
     [first] = [i for i, line in enumerate(out) if line.startswith("profile of epoch 1: ")]
     assert re.search(r": steps 2 to 3, \d+\.\d ms per step", out[first])
-    assert out[first + 1].split() == "ms per step cpu(0) cpu(1)".split()
+    assert out[first + 1].startswith("operator ")
     assert out[-1].startswith("total ")
 
 
