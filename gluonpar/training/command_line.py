@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import traceback
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, Sequence
 
 from gluonpar import cluster, metrics
 from gluonpar.install import __version__, entry, memory_limits
@@ -145,7 +145,10 @@ _PARSERS: dict[str, Callable] = {
 
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
-    """Explain an exception and return the exit code; raise it again if it has no explanation."""
+    """Explain an exception and return the exit code; raise it again if it has no explanation.
+
+    Out of memory, or after a GPU's failure, the process ends here.
+    """
     refusals = (ValueError, FileNotFoundError, ImportError)  # of the options, before there is a run
     refused = isinstance(error, refusals if run is None else ResumeError)
     if refused or isinstance(error, metrics.DivergedError):
@@ -153,24 +156,21 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
             say(f"error: {error}")
         return entry.BAD_REQUEST if refused else DIVERGED
     shortage = memory_limits.shortage(error)
+    cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
     if shortage is not None:
         remedy = f"try a smaller --batch-size than {batch_size}, or more memory"
-        _leave(f"out of memory: {shortage}; {remedy}", say, run, OUT_OF_MEMORY)
-    cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
-    if cuda_lines and isinstance(error, RuntimeError):
+        code, reason = OUT_OF_MEMORY, f"out of memory: {shortage}; {remedy}"
+    elif cuda_lines and isinstance(error, RuntimeError):
         traceback.print_exception(type(error), error, error.__traceback__)
-        _leave(f"a GPU failed: {cuda_lines[-1]}", say, run, FAILED)
-    raise error
+        code, reason = FAILED, f"a GPU failed: {cuda_lines[-1]}"
+    else:
+        raise error
+    message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
+    cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
+    say(f"error: {message}")
+    os._exit(code)  # at exit MXNet might wait for ever, or abort
 
 
 def _how_to_resume(run: Run | None) -> str:
     paths = run.checkpointer.paths() if run else []
     return f"--resume continues from {paths[-1]}" if paths else ""
-
-
-def _leave(reason: str, say: Say, run: Run | None, code: int) -> NoReturn:
-    """End the process with one line that says what happened, and how to resume."""
-    message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
-    cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
-    say(f"error: {message}")
-    os._exit(code)  # at exit MXNet might wait for ever, or abort

@@ -83,7 +83,14 @@ class Configuration:
         lr = WORKLOADS[self.model].default_lr if self.lr is None else self.lr
         check_lr(lr)
         object.__setattr__(self, "lr", lr)
-        self._check_files()
+        if self.save_dir is None:
+            for name in ("save_every", "keep", "onnx"):
+                if getattr(self, name) != getattr(Configuration, name):
+                    raise ValueError(f"{name} needs a folder for files: give save_dir too")
+            if self.resume == "":
+                raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
+        if self.onnx:
+            onnx_export.check_onnx()
 
     def _check(self, field: dataclasses.Field) -> None:
         """Check a field by its type and its option; make a string of a path, a tuple of a list."""
@@ -104,13 +111,3 @@ class Configuration:
         if kind == "str" or kind.startswith("tuple"):
             plain = os.fspath(value) if kind == "str" else tuple(value)
             object.__setattr__(self, name, plain)
-
-    def _check_files(self) -> None:
-        if self.save_dir is None:
-            for name in ("save_every", "keep", "onnx"):
-                if getattr(self, name) != getattr(Configuration, name):
-                    raise ValueError(f"{name} needs a folder for files: give save_dir too")
-            if self.resume == "":
-                raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
-        if self.onnx:
-            onnx_export.check_onnx()
