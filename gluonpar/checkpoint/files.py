@@ -9,22 +9,17 @@ import contextlib
 import errno
 import os
 import pathlib
-from typing import BinaryIO, Iterable, Iterator, Sequence
+from typing import BinaryIO, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.runtime import private_fields
 
-
-def read(path: str | os.PathLike, kind: str = "file") -> bytes:
-    """Return the content of a regular file; ValueError with the reason if it cannot be read.
-
-    ``kind`` is the word for the file in the message if it does not exist.
-    """
+def read(path: str | os.PathLike) -> bytes:
+    """Return the content of a regular file; ValueError with the reason if it cannot be read."""
     path = pathlib.Path(path)
     try:
         if not path.is_file():
-            raise ValueError(f"there is no {kind} {path}")
+            raise ValueError(f"there is no file {path}")
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
@@ -94,13 +89,3 @@ def save_params(path: str | os.PathLike, params: mx.gluon.Block | Sequence[mx.nd
         except mx.MXNetError as error:
             reason = str(error).strip().splitlines()[-1]  # after a stack trace of C++ functions
             raise OSError(f"cannot write {path}: {reason}") from error
-
-
-def check_initialized(params: Iterable[mx.gluon.Parameter]) -> None:
-    """Raise ValueError for the first parameter that has no values to be saved yet."""
-    for param in params:
-        if private_fields.values(param) is None:
-            raise ValueError(
-                f"parameter {param.name} has no values yet; initialize the network, and call it on "
-                "one batch, in a job on every rank, if its shapes depend on the input"
-            )

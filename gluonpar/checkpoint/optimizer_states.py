@@ -145,8 +145,8 @@ def prepare_restore(
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Its argument is ``keep_schedule``, as in :func:`load`. Takes its arrays out of ``arrays``. May
-    raise any exception for a section made by hand.
+    Its argument is ``keep_schedule``, as in :func:`load`. Removes the section's arrays from
+    ``arrays``. May raise any exception for a section made by hand.
     """
     optimizer, of_mxnet = updater.optimizer, is_of_mxnet(updater.optimizer)
     plain = section["format"] == PLAIN_FORMAT

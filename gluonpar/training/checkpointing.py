@@ -73,7 +73,7 @@ class Checkpointer:
         """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
-            progress, identity = npz_file.parsed(files.read(path, "checkpoint"), _parse, path)
+            progress, identity = npz_file.parsed(files.read(path), _parse, path)
             differences = [
                 f"{name} was {identity.get(name)} and is now {value}"
                 for name, value in self._identity.items()

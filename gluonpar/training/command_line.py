@@ -14,7 +14,7 @@ from gluonpar import cluster, metrics
 from gluonpar.install import __version__, entry, memory_limits
 from gluonpar.runtime import interrupts
 from gluonpar.training.checkpointing import ResumeError, Terminated
-from gluonpar.training.configuration import Configuration
+from gluonpar.training.configuration import TYPES, Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.run import Run
 
@@ -122,7 +122,9 @@ def parser(prog: str | None) -> entry.Parser:
             elif name == "resume":
                 how.update(nargs="?", const="")
             else:
-                how["type"] = _PARSERS[kind]
+                convert = TYPES[kind][-1]
+                is_list = kind.startswith("tuple")
+                how["type"] = functools.partial(_numbers, convert) if is_list else convert
             group.add_argument(*flags, dest=name, **how)
     return made
 
@@ -132,16 +134,6 @@ def _numbers(kind: Callable, text: str) -> tuple:
         return tuple(map(kind, text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
-
-
-# What makes an option's value of its text, by its type.
-_PARSERS: dict[str, Callable] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "tuple[int, ...]": functools.partial(_numbers, int),
-    "tuple[float, ...]": functools.partial(_numbers, float),
-}
 
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:

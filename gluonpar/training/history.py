@@ -30,10 +30,7 @@ class Epoch:
 
 @dataclass(eq=False)
 class History:
-    """Results of a run; ``params`` are the trained parameters on the first context of ``ctx``.
-
-    Two histories are equal only if they are the same object.
-    """
+    """Results of a run; ``params`` are the trained parameters on the first context of ``ctx``."""
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)

@@ -115,7 +115,7 @@ BAD_REQUESTS = {
     "--device tpu": "'tpu'",
     "--lr 0": r"--lr must.*\b0",
     "--epochs 0": "--epochs .*got 0",
-    "--device cpu --resume missing.npz": "no checkpoint missing.npz",
+    "--device cpu --resume missing.npz": "no file missing.npz",
     "--device cpu --algorithm nccl": r"--algorithm nccl .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
@@ -134,7 +134,7 @@ BAD_REQUESTS = {
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
     f"--device cpu --save-dir {__file__}": "test_cli.py: File exists",
     "--device cpu --save-dir /dev/null": "/dev/null: File exists",
-    "--device cpu --resume /dev/null": "no checkpoint /dev/null",
+    "--device cpu --resume /dev/null": "no file /dev/null",
     "--device cpu --limit 1 --early-stop 2": "--early-stop needs at least 2 .*got 1",
 }
 

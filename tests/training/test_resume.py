@@ -98,7 +98,7 @@ def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, c
 
 def test_a_checkpoint_that_does_not_exist_is_an_error_before_training():
     for resume in ("missing.npz", "/missing/folder"):
-        with pytest.raises(ResumeError, match=f"no checkpoint {resume}"):
+        with pytest.raises(ResumeError, match=f"no file {resume}"):
             run(resume=resume)
 
 
