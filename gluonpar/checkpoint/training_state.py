@@ -39,7 +39,7 @@ def save_checkpoint(
     rng: np.random.RandomState | None = None,
     notes: Any = None,
 ) -> None:
-    """Write parameters, and what else is needed to continue training, to the file ``path``.
+    """Write everything that is needed to continue training to the file ``path``.
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
     ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
@@ -49,9 +49,10 @@ def save_checkpoint(
     for each device if they differ. Waits for the arrays. The file, an ``.npz``, is written whole or
     not at all and flushed to the disk. It has no pickle, unless an optimizer or schedule that is
     not MXNet's has attributes other than numbers, strings, arrays, and lists, tuples and dicts of
-    these: then the optimizer is pickled, with a UserWarning. Raises OSError if the file system
-    refuses, ValueError if an attribute cannot be pickled. With several processes rank 0 writes, and
+    these: then the optimizer is pickled, with a UserWarning. With several processes rank 0 writes;
     all must call this, unless all parameters have gradients.
+
+    Raises OSError if the file system refuses, ValueError if an attribute cannot be pickled.
     """
     named = _named(params)
     values = _values(named)
@@ -207,7 +208,7 @@ def _kind(array: Any) -> str:
 
 
 def _local(values: list[np.ndarray], num_devices: int) -> list[np.ndarray]:
-    """Return the values for this process's devices."""
+    """Return the values for this process's devices: all the mean, if their number has changed."""
     if len(values) == num_devices * cluster.size():
         first = cluster.rank() * num_devices
         return values[first : first + num_devices]

@@ -182,9 +182,9 @@ class Termination:
 
     def __init__(self, saves: bool) -> None:
         self._requested = False
-        # mpirun passes SIGUSR1 on to all ranks and waits for them.
-        signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
-        self._signals = signals if cluster.size() > 1 else [signal.SIGTERM]
+        self._signals = [signal.SIGTERM]
+        if cluster.size() > 1:  # mpirun passes SIGUSR1 on to all ranks and waits for them
+            self._signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
         self._of_ranks: deque[cluster.PendingGather] = deque()
 
     @contextlib.contextmanager

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
     ``prog`` is the program's name in messages (default: the script's). The exit codes are
-    :data:`EXIT_CODES`. With all codes from 2 but 141, one line on stderr has the reason, the
+    :data:`EXIT_CODES`. For all codes from 2, except 141, one line on stderr has the reason, the
     remedy and what was saved.
     """
     parsed = parser(prog)

@@ -51,7 +51,7 @@ class Console:
     def batches(
         self, batches: Iterable, total: int, batch_size: int, epoch: int, done: int = 0
     ) -> Iterator:
-        """Yield ``batches``; show how many images of ``total`` batches are done, and the loss."""
+        """Yield ``batches``, with a progress bar; ``done`` of ``total`` batches precede them."""
         from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
         options = {"leave": False, "unit": " images", "unit_scale": batch_size, "initial": done}
@@ -68,12 +68,11 @@ class Console:
 
     def epoch(self, results: Epoch) -> None:
         """Print one epoch's results."""
-        validation = results.validation_accuracy
+        validation, speed = results.validation_accuracy, results.images_per_second
         held_out = "" if validation is None else f"validation acc {validation:.2f}, "
         self.line(
             f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}, "
-            f"{held_out}test acc {results.test_accuracy:.2f}, "
-            f"{results.images_per_second:.0f} images/sec"
+            f"{held_out}test acc {results.test_accuracy:.2f}, {speed:.0f} images/sec"
         )
 
     def result(self, history: History) -> None:

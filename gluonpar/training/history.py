@@ -75,5 +75,4 @@ def check_plot(path: str) -> None:
         raise ValueError(f"cannot write a plot to {path}: {error.strerror}") from error
     suffixes = [f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes()]
     if pathlib.Path(path).suffix.lower() not in suffixes:
-        one = f"its suffix must be one of {', '.join(suffixes)}"
-        raise ValueError(f"cannot write a plot to {path}: {one}")
+        raise ValueError(f"cannot write a plot to {path}, only to {', '.join(suffixes)}")

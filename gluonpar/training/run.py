@@ -208,7 +208,7 @@ class Run:
         return self.workload.step(X, y, batch_size, self.lr)
 
     def _reseed(self) -> None:
-        """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
+        """Seed MXNet's generator by epoch and batch: a checkpoint cannot hold its state."""
         place = [self.configuration.seed, self.progress.epoch, self.progress.batch]
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
 
