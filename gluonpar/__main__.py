@@ -43,11 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="\n".join([ABOUT, "", "commands:", *lines, "", HINT]),
     )
     parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-    options = ("-h", "--help", "--version")
-    if argv and argv[0] not in options:
-        meant = entry.did_you_mean(argv[0], [*COMMANDS, *options])
-        remedy = meant or f"; start with one of {', '.join(COMMANDS)}"
-        parser.error(f"there is no command {argv[0]!r}{remedy}")
+    if argv and argv[0] not in ("-h", "--help", "--version"):
+        parser.error(f"there is no command {argv[0]!r}; start with one of {', '.join(COMMANDS)}")
     parser.parse_args(argv)
     parser.print_help()
     return 0

@@ -9,22 +9,17 @@ import contextlib
 import errno
 import os
 import pathlib
-from typing import BinaryIO, Iterable, Iterator, Sequence
+from typing import BinaryIO, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar.runtime import private_fields
 
-
-def read(path: str | os.PathLike, kind: str = "file") -> bytes:
-    """Return the content of a regular file; ValueError with the reason if it cannot be read.
-
-    ``kind`` is the word for the file in the message if it does not exist.
-    """
+def read(path: str | os.PathLike) -> bytes:
+    """Return the content of a regular file; ValueError with the reason if it cannot be read."""
     path = pathlib.Path(path)
     try:
         if not path.is_file():
-            raise ValueError(f"there is no {kind} {path}")
+            raise ValueError(f"there is no file {path}")
         return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
@@ -38,7 +33,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     renamed. If anything fails, ``path`` stays as it was. Raises OSError if the file system refuses,
     and if ``path`` is a folder, device or pipe.
     """
-    _check_regular(path)
+    check_replaceable(path)
     temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
@@ -56,22 +51,13 @@ def _temporary(path: str | os.PathLike) -> pathlib.Path:
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
 
 
-def _check_regular(path: str | os.PathLike) -> None:
+def check_replaceable(path: str | os.PathLike) -> None:
+    """Raise OSError if :func:`atomic_write` cannot write ``path``."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it exists and is not a regular file", str(path))
-
-
-def _check_folder(path: str | os.PathLike) -> None:
-    """Raise OSError unless files can be made in the folder of ``path``."""
     temporary = _temporary(path)
     temporary.touch()
     temporary.unlink()
-
-
-def check_replaceable(path: str | os.PathLike) -> None:
-    """Raise OSError if :func:`atomic_write` cannot write ``path``: a folder, device or pipe."""
-    _check_regular(path)
-    _check_folder(path)
 
 
 def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
@@ -79,7 +65,7 @@ def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:
     path = pathlib.Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        _check_folder(path / "any")
+        check_replaceable(path / "any")
     except OSError as error:
         raise ValueError(f"nothing can be saved in {path}: {error.strerror}") from error
     return path
@@ -103,13 +89,3 @@ def save_params(path: str | os.PathLike, params: mx.gluon.Block | Sequence[mx.nd
         except mx.MXNetError as error:
             reason = str(error).strip().splitlines()[-1]  # after a stack trace of C++ functions
             raise OSError(f"cannot write {path}: {reason}") from error
-
-
-def check_initialized(params: Iterable[mx.gluon.Parameter]) -> None:
-    """Raise ValueError for the first parameter that has no values to be saved yet."""
-    for param in params:
-        if private_fields.values(param) is None:
-            raise ValueError(
-                f"parameter {param.name} has no values yet; initialize the network, and call it on "
-                "one batch, in a job on every rank, if its shapes depend on the input"
-            )

@@ -41,7 +41,7 @@ def parsed(
 ) -> Any:
     """Return ``parse(header, arrays by number)`` of a file's content.
 
-    ``parse`` may take arrays out, so that they do not stay in memory beside what becomes of them.
+    ``parse`` may remove arrays from its argument, so that their memory is free again earlier.
     Raises ValueError, with ``path`` and the reason, if the content is not such a file or is
     damaged, or if ``parse`` raises any exception, as it may on a file made by hand.
     """
@@ -100,9 +100,9 @@ class Encoder:
 
 
 def decode(value: Any, arrays: dict[int, np.ndarray], ctx: mx.Context) -> Any:
-    """Return the plain value that ``value`` of the JSON stands for, MXNet's arrays on ``ctx``.
+    """Return what :meth:`Encoder.encode` encoded, with MXNet's arrays on ``ctx``.
 
-    Takes its arrays out of ``arrays``.
+    Removes its arrays from ``arrays``.
     """
     if type(value) in _SCALARS:
         return value

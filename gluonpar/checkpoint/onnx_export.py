@@ -50,8 +50,8 @@ def export_onnx(
     rounding. Waits for the parameters. The file is written whole or not at all.
 
     Raises ImportError without the package ``onnx`` (extra ``onnx``); ValueError for an operator
-    that MXNet's exporter does not support, or parameters without values; TypeError for another kind
-    of model; OSError if the file system refuses.
+    that MXNet's exporter does not support; RuntimeError for parameters without values; TypeError
+    for another kind of model; OSError if the file system refuses.
 
     >>> import mxnet as mx, os, tempfile
     >>> net = mx.gluon.nn.Dense(3, in_units=4)
@@ -80,11 +80,10 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
     """Return the network as a symbol of its input and parameters, and the parameters by name."""
     data = mx.sym.var("data")
     if isinstance(model, mx.gluon.HybridBlock):
-        block_params = model.collect_params().values()
-        files.check_initialized(block_params)
         if mx.util.is_np_array():
             data = data.as_np_ndarray()
-        output, values = model(data), {p.name: p.list_data()[0] for p in block_params}
+        values = {p.name: p.list_data()[0] for p in model.collect_params().values()}
+        output = model(data)
     elif callable(model) and params is not None:
         values = {f"param{i}": param for i, param in enumerate(params)}
         output = model(data, [mx.sym.var(name, shape=p.shape) for name, p in values.items()])
@@ -98,7 +97,7 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
 
 
 def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dtype) -> Any:
-    """Return the graph that MXNet's exporter makes, with ``onnx`` as it was in MXNet's time."""
+    """Return the graph that MXNet's exporter makes, with ``onnx`` as the exporter expects it."""
     from unittest import mock  # slow to import, and not needed by programs that export nothing
 
     import onnx

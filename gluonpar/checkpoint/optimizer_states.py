@@ -1,11 +1,12 @@
-"""The optimizer's section of a checkpoint, and files that hold nothing else (``save_states``).
+"""The optimizer's section of a checkpoint, and files of this section alone (``save_states``).
 
-The section has the optimizer's attributes, its learning-rate schedule too, and each parameter's
-states. If all of these are plain values (:mod:`~gluonpar.checkpoint.npz_file`), as in MXNet's
-optimizers, they are saved as such. Otherwise the optimizer and the states are a pickle in the file.
+The section has the optimizer's attributes, which include its learning-rate schedule, and each
+parameter's states. If all of them are plain values (:mod:`~gluonpar.checkpoint.npz_file`), as in
+MXNet's optimizers, they are saved as such. Otherwise the section has a pickle of optimizer and
+states.
 
-**Security**: loading a pickle can run any code that is in it. :func:`_unpickled` is the only place
-where gluonpar does so, and only if the caller says that the file is ``trusted``.
+**Security**: loading a pickle can run any code that is in it. :func:`_prepared_from_pickle` is the
+only place where gluonpar does so, and only if the caller says that the file is ``trusted``.
 
 As when ``gluon.Trainer`` loads states, the saved attributes replace those of the optimizer that is
 there. Before anything changes, the optimizer's class and the names and shapes of the parameters are
@@ -35,7 +36,8 @@ from gluonpar.runtime import private_fields
 PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
 _PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
 # Attributes that are never loaded: the parameters; how many of them MXNet updates in one operator,
-# which reads past the end of its arrays if that is too large; the counts, which all devices share.
+# which reads past the end of its arrays if the number is too large; the numbers of updates, which
+# all devices share.
 _OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", "_index_update_count")
 
 # Name, index in the updater, and parameter, in the order in which the parameters were given.
@@ -64,9 +66,8 @@ def load(
     With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate if it has no
     schedule. Otherwise the saved one goes on, with a UserWarning if the two differ.
 
-    A file of ``gluon.Trainer``, and one of an optimizer that is not plain, is read only if it is
-    ``trusted``. Otherwise, or if the file is missing or damaged, raises ValueError and changes
-    nothing.
+    Raises ValueError, and changes nothing, if the file is missing or damaged, or has a pickle (all
+    files of ``gluon.Trainer`` are pickles) and is not ``trusted``.
     """
     content = files.read(path)
     if not content.startswith(_PICKLE):
@@ -74,23 +75,25 @@ def load(
         npz_file.parsed(content, parse, path)(keep_schedule)
         return
     try:
-        states, saved = _unpickled(content, trusted)
-        counts = dict(private_fields.update_counts(saved))
-        restore = _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
+        restore = _prepared_from_pickle(updater, params, trusted, content)
     except Exception as error:  # of pickle, or of a class in the file
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
     restore(keep_schedule)
 
 
-def _unpickled(content: bytes, trusted: bool) -> Any:
-    """Return what is in a pickle, which can run any code; ValueError if it is not trusted."""
+def _prepared_from_pickle(
+    updater: Updater, params: NamedParams, trusted: bool, content: bytes
+) -> Callable[[bool], None]:
+    """Load states and optimizer from a pickle, which can run any code; see :func:`_prepared`."""
     if not trusted:
         raise ValueError(
             "it has a pickle, of gluon.Trainer or of an optimizer of your own; reading it can run "
             "any code that is in it. If you trust the file, pass trusted=True"
         )
-    return pickle.loads(content)  # noqa: S301
+    states, saved = pickle.loads(content)  # noqa: S301
+    counts = dict(private_fields.update_counts(saved))
+    return _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
 
 
 def describe(updater: Updater, params: NamedParams, encoder: Encoder) -> dict[str, Any]:
@@ -138,22 +141,17 @@ def _encode_object(encoder: Encoder, value: Any, place: str) -> dict[str, Any]:
 
 
 def prepare_restore(
-    updater: Updater,
-    params: NamedParams,
-    trusted: bool,
-    section: dict,
-    arrays: dict[int, np.ndarray],
+    updater: Updater, params: NamedParams, trusted: bool, section: dict, arrays: dict
 ) -> Callable[[bool], None]:
     """Check a section that :func:`describe` made; return the function that restores ``updater``.
 
-    Its argument is ``keep_schedule``, as in :func:`load`. Takes its arrays out of ``arrays``. May
-    raise any exception for a section made by hand.
+    Its argument is ``keep_schedule``, as in :func:`load`. Removes the section's arrays from
+    ``arrays``. May raise any exception for a section made by hand.
     """
     optimizer, of_mxnet = updater.optimizer, is_of_mxnet(updater.optimizer)
     plain = section["format"] == PLAIN_FORMAT
     index = _indices(section["params"], params)
     moved = any(old != new for old, new in index.items())
-    counts = {index[i]: n for i, n in section["counts"]}
     if moved and not (plain and of_mxnet):
         raise ValueError(
             f"its parameters were in another order, and which values of {type(optimizer).__name__} "
@@ -161,9 +159,8 @@ def prepare_restore(
             "same order, by a name scope"
         )
     if not plain:
-        states, unpickled = _unpickled(arrays.pop(section["pickle"]).tobytes(), trusted)
-        kind = type(unpickled).__name__
-        return _prepared(updater, params, kind, vars(unpickled), counts, states)
+        content = arrays.pop(section["pickle"]).tobytes()
+        return _prepared_from_pickle(updater, params, trusted, content)
     ctx = params[0][2].list_ctx()[0] if params else mx.cpu()
     described = section["optimizer"]
     saved = _decode_attributes(described, arrays, ctx, type(optimizer.lr_scheduler))
@@ -174,6 +171,7 @@ def prepare_restore(
     if of_mxnet:
         ctx = mx.cpu()  # each state goes to the device that updates the parameter
     states = {index[i]: decode(state, arrays, ctx) for i, state in section["states"]}
+    counts = {index[i]: count for i, count in section["counts"]}
     return _prepared(updater, params, described["object"][0], saved, counts, states)
 
 
@@ -194,16 +192,11 @@ def _decode_attributes(
 
 
 def _prepared(
-    updater: Updater,
-    params: NamedParams,
-    kind: str,
-    saved: dict[str, Any],
-    counts: dict[int, int],
-    states: dict[int, Any],
+    updater: Updater, params: NamedParams, kind: str, saved: dict, counts: dict, states: dict
 ) -> Callable[[bool], None]:
     """Check the optimizer's class, ``kind``; return the function that restores ``updater``.
 
-    ``saved`` are the optimizer's attributes.
+    ``saved`` are the optimizer's attributes by name; the other two are by parameter's index.
     """
     optimizer = updater.optimizer
     if kind != type(optimizer).__name__:
@@ -224,7 +217,8 @@ def _prepared(
                 stacklevel=3,
             )
         if keep_schedule and schedule is not None:
-            _call(schedule, optimizer.num_update, updates)
+            for number in range(optimizer.num_update, updates + 1):
+                schedule(number)  # as training would have done: each call may change it
         elif type(schedule) is type(saved["lr_scheduler"]) and hasattr(schedule, "__dict__"):
             schedule.__dict__ = vars(saved["lr_scheduler"])  # others may have this object, too
             here["lr_scheduler"] = schedule
@@ -238,10 +232,7 @@ def _prepared(
 
 
 def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
-    """Return how two schedules differ, or "" if they do not.
-
-    Each call changes a schedule, so copies are compared after calls for as many updates.
-    """
+    """Return how two schedules differ, or "" if they do not, after the same number of updates."""
     if here is None or type(here) is not type(there):
         names = [type(each).__name__ if each else "none" for each in (there, here)]
         return "" if here is there else "{}, here {}".format(*names)
@@ -252,20 +243,13 @@ def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
     return ", ".join(f"{name} is {saved.get(name)}, here {own.get(name)}" for name in different)
 
 
-def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, Any]:
+def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, str]:
+    """Return the attributes of a copy of ``schedule`` after its calls for these updates."""
     schedule = copy.deepcopy(schedule)
-    _call(schedule, first, last)
-
-    def attributes(part: Any) -> Any:
-        return getattr(part, "__dict__", repr(part))
-
-    return {k: json.dumps(v, default=attributes) for k, v in vars(schedule).items()}
-
-
-def _call(schedule: Callable, first: int, last: int) -> None:
-    """Call a schedule for updates, as training does: each call may change it."""
     for number in range(first, last + 1):
         schedule(number)
+    encode = json.JSONEncoder(default=lambda part: getattr(part, "__dict__", repr(part))).encode
+    return {name: encode(value) for name, value in vars(schedule).items()}
 
 
 def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:

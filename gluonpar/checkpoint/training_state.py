@@ -3,12 +3,12 @@
 A checkpoint is a file of :mod:`gluonpar.checkpoint.npz_file`. Its header has the keys
 
 - ``format`` and ``gluonpar``: the format's number and the version that wrote it;
-- ``params``: name and arrays of each parameter, one value, or one per device if these differ;
+- ``params``: each parameter's name and its arrays: one, or one per device if they differ;
 - ``optimizer``: see :mod:`gluonpar.checkpoint.optimizer_states`, or null;
-- ``rng``: a ``numpy.random.RandomState``, or null;
-- ``notes``: the caller's own.
+- ``rng``: the state of a ``numpy.random.RandomState``, or null;
+- ``notes``: the caller's notes.
 
-Arrays are given by their number in the file. Nothing in it depends on the number of devices.
+An array is given by its number in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def save_checkpoint(
     rng: np.random.RandomState | None = None,
     notes: Any = None,
 ) -> None:
-    """Write parameters, and what else is needed to continue training, to the file ``path``.
+    """Write everything that is needed to continue training to the file ``path``.
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
     ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
@@ -48,9 +48,10 @@ def save_checkpoint(
     for each device if they differ. Waits for the arrays. The file, an ``.npz``, is written whole or
     not at all and flushed to the disk. It has no pickle, unless an optimizer or schedule that is
     not MXNet's has attributes other than numbers, strings, arrays, and lists, tuples and dicts of
-    these: then the optimizer is pickled, with a UserWarning. Raises OSError if the file system
-    refuses, ValueError if an attribute cannot be pickled. With several processes rank 0 writes, and
+    these: then the optimizer is pickled, with a UserWarning. With several processes rank 0 writes;
     all must call this, unless all parameters have gradients.
+
+    Raises OSError if the file system refuses, ValueError if an attribute cannot be pickled.
     """
     named = _named(params)
     values = _values(named)
@@ -79,14 +80,15 @@ def load_checkpoint(
 ) -> Any:
     """Restore ``params``, ``trainer`` and ``rng`` from a checkpoint in place; return its notes.
 
-    On as many devices as it was written with, each gets its own running statistics, and training
-    continues bit for bit, if its operators repeat; otherwise all get their mean. The optimizer's
-    attributes in the file replace the arguments of ``trainer``, also its learning-rate schedule: if
-    they differ, that is a UserWarning, and with ``keep_schedule`` the Trainer's own goes on. The
-    optimizer and the generator in the file may be left out. With several processes rank 0 reads.
+    On as many devices as before, each device gets its own running statistics, and training
+    continues bit for bit if its operators give the same bits each time. On another number of
+    devices, all get the mean. The optimizer's saved attributes, which include its learning-rate
+    schedule, replace those of ``trainer``. A schedule that differs is a UserWarning; with
+    ``keep_schedule`` the Trainer's own goes on. ``trainer`` and ``rng`` may be omitted, also if the
+    file has them. With several processes rank 0 reads.
 
-    Security: no code in the file is run, unless you say that it is ``trusted``. Only then is an
-    optimizer loaded that was saved as a pickle, which can run any code.
+    Security: no code in the file is run, unless the file is ``trusted``. Only then is an optimizer
+    loaded that was saved as a pickle: a pickle can run any code.
 
     Raises ValueError, and changes nothing, if the file is missing, damaged, not a checkpoint, of a
     later format, of another model or optimizer, or lacks a part that is to be restored.
@@ -95,7 +97,7 @@ def load_checkpoint(
     optimizer = None if trainer is None else _optimizer(trainer, params)
 
     def read() -> bytes | None:
-        return files.read(path, "checkpoint") if cluster.is_main() else None
+        return files.read(path) if cluster.is_main() else None
 
     def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
         if header["format"] != FORMAT:
@@ -104,10 +106,9 @@ def load_checkpoint(
             if argument is not None and header[section] is None:
                 raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
         values = _checked_values(header["params"], arrays, named)
-        restore = generator = None
-        if optimizer:
-            section = header["optimizer"]
-            restore = optimizer_states.prepare_restore(*optimizer, trusted, section, arrays)
+        prepare, section = optimizer_states.prepare_restore, header["optimizer"]
+        restore = optimizer and prepare(*optimizer, trusted, section, arrays)
+        generator = None
         if rng is not None:
             kind, number, *more = header["rng"]
             generator = kind, arrays[number], *more
@@ -143,7 +144,6 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
             raise ValueError(f"params must hold one list of equal length per device, got {counts}")
         return {str(i): (of, of[0].grad is None) for i, of in enumerate(zip(*params))}
     by_place = private_fields.params_by_place(params)  # names as in save_parameters
-    files.check_initialized(by_place.values())
     return {name: (p.list_data(), p.grad_req == "null") for name, p in by_place.items()}
 
 
@@ -163,10 +163,7 @@ def _optimizer(
 
 
 def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
-    """Return on rank 0 each parameter's value, or its values on all processes' devices.
-
-    Only values that differ are sent there.
-    """
+    """Return on rank 0 each parameter's value, or, if they differ, its values on all devices."""
     unlike = _unlike({name: each for name, (each, may_differ) in named.items() if may_differ})
     values = {}
     for name, (copies, _) in named.items():
@@ -207,12 +204,12 @@ def _checked_values(
 
 
 def _kind(array: Any) -> str:
-    """Return the shape and dtype of an array of NumPy or MXNet, such as '(2, 3) float32'."""
+    """Return the shape and dtype of an array, such as '(2, 3) float32'."""
     return f"{tuple(array.shape)} {np.dtype(array.dtype).name}"
 
 
 def _local(values: list[np.ndarray], num_devices: int) -> list[np.ndarray]:
-    """Return the values for this process's devices."""
+    """Return the values for this process's devices: all the mean, if their number has changed."""
     if len(values) == num_devices * cluster.size():
         first = cluster.rank() * num_devices
         return values[first : first + num_devices]

@@ -11,7 +11,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar import cluster, metrics, optim, replicas
-from gluonpar.checkpoint import files, optimizer_states
+from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import batches, clipping, consistency, update
 from gluonpar.gluon.update import Layout, ShardedUpdate
@@ -276,7 +276,8 @@ class Trainer(gluon.Trainer):
         batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
         if self._identity.name and self._layout is None:  # a rank without samples, maybe
-            files.check_initialized(self._params)
+            for param in self._params:
+                param.list_data()  # raises if it is not initialised
         return self._identity.facts(batch_size=batch_size)
 
     def _laid_out(self) -> Layout:

@@ -11,12 +11,11 @@ it calls :func:`without_mxnet` first. Other programs that do without MXNet run t
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import os
 import re
 import sys
-from typing import Any, Callable, Iterable, NoReturn
+from typing import Any, Callable, NoReturn
 
 NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
 
@@ -127,9 +126,3 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with one line on stderr."""
         self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message that suggests one of ``known``, or nothing if none is alike."""
-    alike = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {alike[0]}?" if alike else ""

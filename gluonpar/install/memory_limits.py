@@ -22,22 +22,16 @@ _MESSAGES = re.compile(
 )
 
 
-def require(purpose: str, num_bytes: int, reserved_bytes: int = 0) -> None:
+def require(purpose: str, num_bytes: int) -> None:
     """Raise MemoryError unless this process can allocate ``num_bytes`` more; keep none.
 
-    ``reserved_bytes`` is address space: stacks and heaps take more of it than they ever fill. Takes
-    some microseconds, as no page is touched. ``purpose`` completes "cannot allocate ... for".
+    Takes some microseconds, as no page is touched. ``purpose`` completes "cannot allocate ... for".
     """
-    for kind, size, protection in (
-        ("memory", num_bytes, mmap.PROT_READ | mmap.PROT_WRITE),
-        ("address space", reserved_bytes, 0),
-    ):
-        try:
-            if size:
-                mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, protection).close()
-        except OSError as error:
-            message = f"cannot allocate about {size // MB} MB of {kind} for {purpose}"
-            raise MemoryError(message) from error
+    try:
+        mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        message = f"cannot allocate about {num_bytes // MB} MB for {purpose}"
+        raise MemoryError(message) from error
 
 
 def shortage(error: BaseException) -> str | None:

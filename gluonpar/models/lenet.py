@@ -31,8 +31,8 @@ def init_lenet(scale: float = 0.01, ctx: mx.Context | None = None) -> list[nd.ND
 def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     """Compute the book's LeNet: (n, 1, 28, 28) float32 images to (n, 10) scores.
 
-    ``params`` are as from :func:`init_lenet`, and on the context of X; so are the scores. Dive into
-    Deep Learning, 13.5.2, after LeCun et al. 1998.
+    ``params``, of :data:`LENET_SHAPES`, are on the context of X; so are the scores. Dive into Deep
+    Learning, 13.5.2, after LeCun et al. 1998.
     """
     F, X = cached_op.operators(X), X.as_nd_ndarray()
     W1, b1, W2, b2, W3, b3, W4, b4 = (param.as_nd_ndarray() for param in params)

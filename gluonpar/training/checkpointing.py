@@ -10,18 +10,16 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Iterator
 
-import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, load_checkpoint, npz_file, save_checkpoint
-from gluonpar.runtime import memory
 from gluonpar.training.configuration import Configuration
 from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
 
-# Fields that a resumed run must share with its checkpoint, and whether it holds images out.
+# Options that must have the same values in a resumed run as in the run that it continues.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 
 
@@ -30,8 +28,8 @@ class Progress:
     """How far a run has come, as a checkpoint stores it.
 
     ``batch`` batches of epoch ``epoch`` (from 1) have taken ``seconds`` of training time, and the
-    sum of their samples' losses is ``loss_sum``. ``history`` has the epochs before this one.
-    ``lr`` is the learning rate of the next step.
+    sum of their samples' losses is ``loss_sum``. ``history`` has the earlier epochs. ``lr`` is the
+    learning rate of the next step.
     """
 
     epoch: int = 1
@@ -51,8 +49,8 @@ class Checkpointer:
 
     All processes must make a Checkpointer and call its methods; rank 0 reads and writes. ``saves``
     says whether any rank has a folder. ``resumed`` is the path of the checkpoint to resume, or
-    None, and ``progress`` says how far that run had come. Raises ResumeError if the checkpoint is
-    missing, damaged or of another run, and if the folder has later checkpoints.
+    None; ``progress`` is the progress that it stores. Raises ResumeError if the checkpoint is
+    missing, damaged or of another run, or if the folder has later checkpoints.
     """
 
     def __init__(
@@ -75,9 +73,7 @@ class Checkpointer:
         """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
-            content = files.read(path, "checkpoint")
-            notes = npz_file.parsed(content, lambda header, _: dict(header["notes"]), path)
-            progress, identity = _parse(path, notes)
+            progress, identity = npz_file.parsed(files.read(path), _parse, path)
             differences = [
                 f"{name} was {identity.get(name)} and is now {value}"
                 for name, value in self._identity.items()
@@ -103,13 +99,13 @@ class Checkpointer:
             return self.paths()[-1] if resume == "" and self.paths() else None
         if not os.path.isdir(resume):
             return pathlib.Path(resume)
-        paths = _checkpoints(pathlib.Path(resume), model)
+        paths = self.paths(pathlib.Path(resume))
         if not paths:
             raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
         return paths[-1]
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
-        """Load the checkpoint to resume, if any, into the workload and the generator.
+        """Load the checkpoint to resume, if any, into ``workload`` and ``shuffle``.
 
         Raises ResumeError if that fails. Removes incomplete files of a killed run from the folder.
         """
@@ -123,13 +119,9 @@ class Checkpointer:
                 path.unlink()
 
     def save(
-        self,
-        path: str | os.PathLike,
-        workload: Workload,
-        shuffle: np.random.RandomState,
-        progress: Progress,
+        self, path: str, workload: Workload, shuffle: np.random.RandomState, progress: Progress
     ) -> None:
-        """Write a checkpoint to ``path``, and remove older ones than the last ``keep``.
+        """Write a checkpoint to ``path``, and remove all but the last ``keep``.
 
         ``shuffle`` is the generator as it was before the epoch was shuffled. Raises OSError, with
         earlier checkpoints unchanged, if the file cannot be written.
@@ -146,14 +138,10 @@ class Checkpointer:
         name = f"{self._configuration.model}-epoch-{done:04d}{batch}.npz"
         return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
 
-    def paths(self) -> list[pathlib.Path]:
-        """Return the checkpoints in the run's folder, oldest first."""
-        return _checkpoints(self._folder, self._configuration.model) if self._folder else []
-
-
-def _checkpoints(folder: pathlib.Path, model: str) -> list[pathlib.Path]:
-    """Return the checkpoints of ``model`` in ``folder``, oldest first."""
-    return sorted(folder.glob(f"{model}-epoch-[0-9]*.npz"), key=_order)
+    def paths(self, folder: pathlib.Path | None = None) -> list[pathlib.Path]:
+        """Return the model's checkpoints in ``folder`` (default: the run's), oldest first."""
+        folder, name = folder or self._folder, f"{self._configuration.model}-epoch-[0-9]*.npz"
+        return sorted(folder.glob(name), key=_order) if folder else []
 
 
 def _order(path: pathlib.Path) -> tuple[int, str]:
@@ -166,15 +154,15 @@ def _order(path: pathlib.Path) -> tuple[int, str]:
     return len(path.stem.partition("-batch-")[0]), path.name
 
 
-def _parse(path: pathlib.Path, notes: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
-    """Return a run's progress, and what identifies it, from the notes of its checkpoint."""
-    try:
-        lr, history = float(notes["lr"]), [Epoch(**results) for results in notes["history"]]
-        sums = float(notes["loss_sum"]), float(notes["seconds"])
-        progress = Progress(int(notes["epoch"]), int(notes["batch"]), *sums, history, lr)
-        return progress, dict(notes["run"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a checkpoint of a training run: {error}") from error
+def _parse(header: dict[str, Any], _: Any) -> tuple[Progress, dict[str, Any]]:
+    """Return a run's progress, and what identifies it, from the header of its checkpoint."""
+    notes = header["notes"]
+    if not isinstance(notes, dict) or "run" not in notes:
+        raise ValueError("it is not a checkpoint of a training run")
+    place, lr = (int(notes["epoch"]), int(notes["batch"])), float(notes["lr"])
+    sums = float(notes["loss_sum"]), float(notes["seconds"])
+    history = [Epoch(**results) for results in notes["history"]]
+    return Progress(*place, *sums, history, lr), dict(notes["run"])
 
 
 class Terminated(Exception):
@@ -182,45 +170,40 @@ class Terminated(Exception):
 
 
 class Termination:
-    """A request to end the run; all processes end it at the same step."""
+    """A request to end the run; all processes end it at the same step.
 
-    def __init__(self) -> None:
-        self._requested = self._is_due = False
-        self._in_flight: deque[mx.nd.NDArray] = deque()
+    In a job there are requests only if a rank ``saves``. Otherwise SIGTERM kills the rank that it
+    is sent to, and so ends the job.
+    """
+
+    # A request takes effect this many steps later. To know those of all ranks earlier, a rank would
+    # wait for the others in every step. mpirun kills the ranks a quarter of a second after SIGTERM.
+    _DELAY = 2
+
+    def __init__(self, saves: bool) -> None:
+        self._requested = False
+        self._signals = [signal.SIGTERM]
+        if cluster.size() > 1:  # mpirun passes SIGUSR1 on to all ranks and waits for them
+            self._signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
+        self._of_ranks: deque[cluster.PendingGather] = deque()
 
     @contextlib.contextmanager
-    def by_signal(self, saves: bool) -> Iterator[None]:
-        """In this context the first SIGTERM requests the end; a second one has its usual effect.
-
-        In a job this is so only if a rank ``saves``; otherwise SIGTERM kills this rank, and so ends
-        the job. SIGUSR1 requests the end of a job, too: mpirun passes it on to all ranks and waits,
-        while it kills the ranks a quarter of a second after a SIGTERM.
-        """
-        signals = [signal.SIGTERM]
-        if cluster.size() > 1:
-            signals = [signal.SIGTERM, signal.SIGUSR1] if saves else []
+    def by_signal(self) -> Iterator[None]:
+        """In this context the first signal requests the end; a second one has its usual effect."""
 
         def request(number: int, _: Any) -> None:
             signal.signal(number, before[number])
             self._requested = True
 
-        before: dict[int, Any] = {number: signal.signal(number, request) for number in signals}
+        before: dict[int, Any] = {n: signal.signal(n, request) for n in self._signals}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def is_due(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now: the same on all processes, which must call this.
-
-        The requests are summed asynchronously; the sum is read ``delay`` calls later.
-        """
-        if cluster.size() == 1:
-            return self._requested
-        requests = memory.from_numpy(np.array([self._requested], "float32"), mx.cpu(0))
-        cluster.allreduce([requests])
-        self._in_flight.append(requests)
-        while len(self._in_flight) > delay:
-            self._is_due |= bool(self._in_flight.popleft().asscalar() > 0)
-        return self._is_due
+    def is_due(self) -> bool:
+        """Return whether the run is to end now: the same on all processes, which must call this."""
+        if self._signals:
+            self._of_ranks.append(cluster.PendingGather(self._requested, "requests to end the run"))
+        return len(self._of_ranks) > self._DELAY and any(self._of_ranks.popleft().wait())

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import re
 import traceback
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Callable, Sequence
 
 from gluonpar import cluster, metrics
 from gluonpar.install import __version__, entry, memory_limits
 from gluonpar.runtime import interrupts
 from gluonpar.training.checkpointing import ResumeError, Terminated
-from gluonpar.training.configuration import Configuration
+from gluonpar.training.configuration import TYPES, Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.run import Run
 
@@ -44,10 +45,7 @@ GROUPS = {
     "data": "dataset data_dir limit",
     "output": "log_interval save_dir save_every keep resume onnx plot profile dry_run",
 }
-ALIASES = {
-    "num_epochs": ["--epochs", "--num-epochs"],
-    "algorithm": ["--algorithm", "--allreduce"],
-}
+ALIASES = {"num_epochs": ["--epochs", "--num-epochs"], "algorithm": ["--algorithm", "--allreduce"]}
 
 NOTHING = "nothing was saved (--save-dir DIR saves checkpoints)"
 Say = Callable[..., None]  # prints a message on stderr
@@ -60,7 +58,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Train with the options ``argv`` (default: the process's arguments); return the exit code.
 
     ``prog`` is the program's name in messages (default: the script's). The exit codes are
-    :data:`EXIT_CODES`. With all codes from 2 but 141, one line on stderr has the reason, the
+    :data:`EXIT_CODES`. For all codes from 2, except 141, one line on stderr has the reason, the
     remedy and what was saved.
     """
     parsed = parser(prog)
@@ -79,7 +77,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     run = None
     try:
         run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
-        with run.termination.by_signal(run.checkpointer.saves):
+        with run.termination.by_signal():
             run.train()
     except BrokenPipeError:
         cluster.abort("could not print")
@@ -125,29 +123,25 @@ def parser(prog: str | None) -> entry.Parser:
             elif name == "resume":
                 how.update(nargs="?", const="")
             else:
-                how["type"] = _PARSERS[kind]
+                convert = TYPES[kind][-1]
+                is_list = kind.startswith("tuple")
+                how["type"] = functools.partial(_numbers, convert) if is_list else convert
             group.add_argument(*flags, dest=name, **how)
     return made
 
 
-def _list_of(kind: Callable) -> Callable[[str], tuple]:
-    def parse(text: str) -> tuple:
-        try:
-            return tuple(kind(part) for part in text.split(","))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
-
-    return parse
-
-
-_PARSERS = {
-    **{"int": int, "float": float, "str": str},
-    **{"tuple[int, ...]": _list_of(int), "tuple[float, ...]": _list_of(float)},
-}
+def _numbers(kind: Callable, text: str) -> tuple:
+    try:
+        return tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
 
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
-    """Explain an exception and return the exit code; raise it again if it has no explanation."""
+    """Explain an exception and return the exit code; raise it again if it has no explanation.
+
+    Out of memory, or after a GPU's failure, the process ends here.
+    """
     refusals = (ValueError, FileNotFoundError, ImportError)  # of the options, before there is a run
     refused = isinstance(error, refusals if run is None else ResumeError)
     if refused or isinstance(error, metrics.DivergedError):
@@ -155,24 +149,21 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
             say(f"error: {error}")
         return entry.BAD_REQUEST if refused else DIVERGED
     shortage = memory_limits.shortage(error)
+    cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
     if shortage is not None:
         remedy = f"try a smaller --batch-size than {batch_size}, or more memory"
-        _leave(f"out of memory: {shortage}; {remedy}", say, run, OUT_OF_MEMORY)
-    cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
-    if cuda_lines and isinstance(error, RuntimeError):
+        code, reason = OUT_OF_MEMORY, f"out of memory: {shortage}; {remedy}"
+    elif cuda_lines and isinstance(error, RuntimeError):
         traceback.print_exception(type(error), error, error.__traceback__)
-        _leave(f"a GPU failed: {cuda_lines[-1]}", say, run, FAILED)
-    raise error
+        code, reason = FAILED, f"a GPU failed: {cuda_lines[-1]}"
+    else:
+        raise error
+    message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
+    cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
+    say(f"error: {message}")
+    os._exit(code)  # at exit MXNet might wait for ever, or abort
 
 
 def _how_to_resume(run: Run | None) -> str:
     paths = run.checkpointer.paths() if run else []
     return f"--resume continues from {paths[-1]}" if paths else ""
-
-
-def _leave(reason: str, say: Say, run: Run | None, code: int) -> NoReturn:
-    """End the process with one line that says what happened, and how to resume."""
-    message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
-    cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
-    say(f"error: {message}")
-    os._exit(code)  # at exit MXNet might wait for ever, or abort

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 import os
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import numpy as np
 
@@ -16,14 +16,15 @@ from gluonpar.runtime import devices
 from gluonpar.training.data.dataset import NAMES as DATASETS
 from gluonpar.training.workloads import WORKLOADS
 
-# By the type of an option: what its value may be, and the words for that.
-_TYPES: dict[str, tuple[Any, str]] = {
-    "int": (numbers.Integral, "an integer"),
-    "float": (numbers.Real, "a number"),
-    "bool": (bool, "True or False"),
-    "str": ((str, os.PathLike), "a string"),
-    "tuple[int, ...]": ((tuple, list, range, np.ndarray), "a list of integers"),
-    "tuple[float, ...]": ((tuple, list, range, np.ndarray), "a list of numbers"),
+# By the type of an option: what its value may be, the words for that, and what converts its text,
+# or each of its parts between commas.
+TYPES: dict[str, tuple[Any, str, Callable]] = {
+    "int": (numbers.Integral, "an integer", int),
+    "float": (numbers.Real, "a number", float),
+    "bool": (bool, "True or False", bool),
+    "str": ((str, os.PathLike), "a string", str),
+    "tuple[int, ...]": ((tuple, list, range, np.ndarray), "a list of integers", int),
+    "tuple[float, ...]": ((tuple, list, range, np.ndarray), "a list of numbers", float),
 }
 
 
@@ -83,7 +84,14 @@ class Configuration:
         lr = WORKLOADS[self.model].default_lr if self.lr is None else self.lr
         check_lr(lr)
         object.__setattr__(self, "lr", lr)
-        self._check_files()
+        if self.save_dir is None:
+            for name in ("save_every", "keep", "onnx"):
+                if getattr(self, name) != getattr(Configuration, name):
+                    raise ValueError(f"{name} needs a folder for files: give save_dir too")
+            if self.resume == "":
+                raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
+        if self.onnx:
+            onnx_export.check_onnx()
 
     def _check(self, field: dataclasses.Field) -> None:
         """Check a field by its type and its option; make a string of a path, a tuple of a list."""
@@ -91,7 +99,7 @@ class Configuration:
         kind, *optional = str(field.type).split(" | ")
         if value is None and optional:
             return
-        types, words = _TYPES[kind]
+        types, words, _ = TYPES[kind]
         if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool"):
             raise TypeError(f"{name} must be {words}, got {value!r}")
         if field.metadata["metavar"] == "N" and value < 1:
@@ -104,13 +112,3 @@ class Configuration:
         if kind == "str" or kind.startswith("tuple"):
             plain = os.fspath(value) if kind == "str" else tuple(value)
             object.__setattr__(self, name, plain)
-
-    def _check_files(self) -> None:
-        if self.save_dir is None:
-            for name in ("save_every", "keep", "onnx"):
-                if getattr(self, name) != getattr(Configuration, name):
-                    raise ValueError(f"{name} needs a folder for files: give save_dir too")
-            if self.resume == "":
-                raise ValueError("resume without a value needs save_dir: give one, or a checkpoint")
-        if self.onnx:
-            onnx_export.check_onnx()

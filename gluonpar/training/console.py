@@ -25,8 +25,6 @@ class Console:
         self.err = err or sys.stderr or io.StringIO()
         self.failure = ""  # why ``out`` could not be written, if so
         self._bar: Any = None
-        shows = self.err.isatty() and os.environ.get("TERM") != "dumb"
-        self._options = {"leave": False, "file": self.err, "disable": not shows}
 
     def line(self, text: str) -> None:
         """Print one line on ``out`` and flush it; hide the progress bar meanwhile.
@@ -43,20 +41,23 @@ class Console:
         _print(text, self.err)
 
     def header(self, rows: dict[str, str]) -> None:
-        """Print the versions, then one line for each of ``rows``."""
+        """Print the versions, then a line for each of ``rows`` that has a value."""
         packages = f"mxnet {mx.__version__}, numpy {np.__version__}"
         self.line(f"gluonpar {__version__}, {packages}, python {platform.python_version()}")
         for name, value in rows.items():
-            self.line(f"{name}: {value}")
+            if value:
+                self.line(f"{name}: {value}")
 
     def batches(
         self, batches: Iterable, total: int, batch_size: int, epoch: int, done: int = 0
     ) -> Iterator:
-        """Yield ``batches``; show how many images of ``total`` batches are done, and the loss."""
+        """Yield ``batches``, with a progress bar; ``done`` of ``total`` batches precede them."""
         from tqdm import tqdm  # here, because `import gluonpar` must cost no more than MXNet
 
-        options = {**self._options, "unit": " images", "unit_scale": batch_size, "initial": done}
-        with tqdm(batches, f"epoch {epoch}", total, **options) as self._bar:
+        options = {"leave": False, "unit": " images", "unit_scale": batch_size, "initial": done}
+        shows = self.err.isatty() and os.environ.get("TERM") != "dumb"
+        bar = tqdm(batches, f"epoch {epoch}", total, file=self.err, disable=not shows, **options)
+        with bar as self._bar:
             yield from self._bar
         self._bar = None
 
@@ -67,13 +68,12 @@ class Console:
 
     def epoch(self, results: Epoch) -> None:
         """Print one epoch's results."""
-        validation = results.validation_accuracy
-        parts = [
-            f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}",
-            f"validation acc {validation:.2f}" if validation is not None else "",
-            f"test acc {results.test_accuracy:.2f}, {results.images_per_second:.0f} images/sec",
-        ]
-        self.line(", ".join(filter(None, parts)))
+        validation, speed = results.validation_accuracy, results.images_per_second
+        held_out = "" if validation is None else f"validation acc {validation:.2f}, "
+        self.line(
+            f"epoch {results.epoch}, time {results.seconds:.1f} sec, loss {results.loss:.3f}, "
+            f"{held_out}test acc {results.test_accuracy:.2f}, {speed:.0f} images/sec"
+        )
 
     def result(self, history: History) -> None:
         """Print the final accuracy, the mean time of an epoch, and the devices of all processes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 from dataclasses import dataclass, field
 from typing import Any, Sequence
@@ -29,39 +28,25 @@ class Epoch:
     validation_accuracy: float | None = None
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(eq=False)
 class History:
-    """Results of a run; ``params`` are the trained parameters on the first context of ``ctx``.
-
-    Two histories are equal only if they are the same object.
-    """
+    """Results of a run; ``params`` are the trained parameters on the first context of ``ctx``."""
 
     ctx: Sequence[mx.Context]
     epochs: list[Epoch] = field(default_factory=list)
-    params: list[mx.nd.NDArray] = field(default_factory=list)
+    params: list[mx.nd.NDArray] = field(default_factory=list, repr=False)
     model: str = "lenet"
-
-    def __repr__(self) -> str:
-        number = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
-        reached = f", test accuracy {self.epochs[-1].test_accuracy:.4f}" if self.epochs else ""
-        return f"<History of {self.model}: {number} on {list(self.ctx)}{reached}>"
 
     def plot(self, path: str | None = None) -> Any:
         """Plot loss, test accuracy and images/s over epochs; return matplotlib's figure.
 
-        With ``path`` it is written to that image file, too. A notebook shows the figure if it is
-        the value of a cell.
+        With ``path`` it is written to that image file, too. A notebook shows it after ``%matplotlib
+        inline``.
         """
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        class Shown(Figure):
-            def _repr_png_(self) -> bytes:  # called by notebooks
-                content = io.BytesIO()
-                self.savefig(content, format="png")
-                return content.getvalue()
-
-        figure = Shown(figsize=(10, 3), layout="constrained")
+        figure = Figure(figsize=(10, 3), layout="constrained")
         epochs = [epoch.epoch for epoch in self.epochs]
         figures = [(e.loss, e.test_accuracy, e.images_per_second) for e in self.epochs]
         titles = ("training loss", "test accuracy", "images/s")
@@ -83,12 +68,11 @@ def check_plot(path: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        suffixes = [f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes()]
-        if pathlib.Path(path).suffix.lower() not in suffixes:
-            raise ValueError(f"its suffix must be one of {', '.join(suffixes)}")
         files.check_replaceable(path)
     except ImportError as error:
         raise ValueError(f"plot needs matplotlib: {error}; pip install matplotlib") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", error)
-        raise ValueError(f"cannot write a plot to {path}: {reason}") from error
+    except OSError as error:
+        raise ValueError(f"cannot write a plot to {path}: {error.strerror}") from error
+    suffixes = [f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes()]
+    if pathlib.Path(path).suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write a plot to {path}, only to {', '.join(suffixes)}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import io
 import time
-from collections import Counter
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -15,7 +13,7 @@ import numpy as np
 
 from gluonpar import cluster, collectives, metrics
 from gluonpar.checkpoint import files
-from gluonpar.install import __version__, entry, processors
+from gluonpar.install import __version__, memory_limits, processors
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
@@ -28,11 +26,8 @@ from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
 
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
+_LEAST_MEMORY = 500 * memory_limits.MB  # with less MXNet crashes instead of raising an error
 MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level is 2.3
-
-# In a job, a request to end the run is acted on this many steps later. Reading the sum of the
-# requests earlier would wait for it. Later than a quarter of a second, mpirun kills the processes.
-_TERMINATION_DELAY = 2
 
 # Only rank 0 writes output; the values that its options have on the other ranks.
 _RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False}
@@ -62,13 +57,12 @@ class Run:
             self.console = Console(io.StringIO(), io.StringIO())
         cluster.together(self._prepare)
         if self.num_ranks > 1:
-            options = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
-            versions = {"gluonpar": __version__, "mxnet": mx.__version__, "numpy": np.__version__}
-            facts = {"number of devices": len(self.ctx)}
-            checksums = {"checksum of the data": self.data.checksums()}
-            cluster.check_equal({**options, **versions, **facts, **checksums})
+            facts = {k: v for k, v in vars(configuration).items() if k not in _MAY_DIFFER}
+            facts.update(gluonpar=__version__, mxnet=mx.__version__, numpy=np.__version__)
+            facts["number of devices"] = len(self.ctx)
+            cluster.check_equal({**facts, "checksum of the data": self.data.checksums()})
         self.checkpointer = Checkpointer(self.configuration, self.save_dir, self.data)
-        self.termination = Termination()
+        self.termination = Termination(self.checkpointer.saves)
         self.lr = float(configuration.lr or 0.0)
         self.progress = Progress(lr=self.lr)
         self.history = History(self.ctx, self.progress.history, model=configuration.model)
@@ -83,11 +77,8 @@ class Run:
         collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
-        # First, so that the other files may be in it.
+        # First, so that the plot may be in it.
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
-        for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
-            if not path.is_file():
-                raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
         if config.plot:
             history.check_plot(config.plot)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
@@ -100,7 +91,9 @@ class Run:
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
         self.profiler = Profiler(self.ctx, warm_up) if config.profile else None
         batch_size = min(config.batch_size, self.num_samples) // self.num_ranks
-        workloads.check_memory(config.model, self.ctx, batch_size)  # before threads are started
+        if self.ctx[0].device_type == "cpu":
+            num_bytes = _LEAST_MEMORY + batch_size * workloads.WORKLOADS[config.model].sample_bytes
+            memory_limits.require(f"a step of {batch_size} samples", num_bytes)
         threads.share(self.ctx)
         if choice.notice:
             self.console.notice(choice.notice)
@@ -163,7 +156,7 @@ class Run:
         self._reseed()
         seconds, loss = self._train_batches(shuffle)
         self._finish_epoch(seconds, loss)
-        ends = self._ends()
+        ends = self.termination.is_due()
         self.shuffle = shuffle
         self.progress = Progress(self.progress.epoch + 1, history=self.history.epochs, lr=self.lr)
         self._save_checkpoint(ends)
@@ -191,7 +184,7 @@ class Run:
                     self.console.progress(loss)
                     if config.log_interval:
                         self.console.line(f"epoch {progress.epoch}, batch {of}, loss {loss:.3f}")
-                ends = self._ends(_TERMINATION_DELAY)
+                ends = self.termination.is_due()
                 if ends or self._checkpoint_is_due(number):
                     progress.batch, progress.seconds = number, time.perf_counter() - start
                     self._read(meter)
@@ -215,13 +208,9 @@ class Run:
         return self.workload.step(X, y, batch_size, self.lr)
 
     def _reseed(self) -> None:
-        """Seed MXNet's generator, whose state no checkpoint can hold, by epoch and batch."""
+        """Seed MXNet's generator by epoch and batch: a checkpoint cannot hold its state."""
         place = [self.configuration.seed, self.progress.epoch, self.progress.batch]
         mx.random.seed(int(np.random.RandomState(place).randint(2**31)))
-
-    def _ends(self, delay: int = 0) -> bool:
-        """Return whether the run is to end now; several processes only if one saves."""
-        return (self.num_ranks == 1 or self.checkpointer.saves) and self.termination.is_due(delay)
 
     def _stops_early(self) -> bool:
         """Return whether ``early_stop`` epochs have passed without a better accuracy."""
@@ -271,20 +260,18 @@ class Run:
 
     def _read(self, meter: metrics.LossMeter) -> float:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
-        lr, batch_size = self.lr, self.configuration.batch_size
         try:
             loss = meter.read()
-            if loss > MOST_LOSS:
-                raise metrics.DivergedError(
-                    f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
-                )
-            return loss
+            if loss <= MOST_LOSS:
+                return loss
+            reason = f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
         except metrics.DivergedError as error:
-            raise metrics.DivergedError(
-                f"{error} of {self.num_batches}, epoch {self.progress.epoch}, with lr={lr:g} and "
-                f"batch size {batch_size}; try a smaller learning rate, such as {lr / 10:g}, or "
-                "look at that batch's images and labels"
-            ) from None
+            reason = str(error)
+        raise metrics.DivergedError(
+            f"{reason} of {self.num_batches}, epoch {self.progress.epoch}, with lr={self.lr:g} and "
+            f"batch size {self.configuration.batch_size}; try a smaller learning rate, such as "
+            f"{self.lr / 10:g}, or look at that batch's images and labels"
+        )
 
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; save, plot and print the epoch's results."""
@@ -306,42 +293,32 @@ class Run:
         self.console.epoch(results)
 
     def _header(self) -> dict[str, str]:
+        """Return the header's rows; every process must call this."""
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
+        own = str(self.ctx), threads.describe(self.ctx), devices.staged(self.ctx)
+        kinds = "; ".join(dict.fromkeys(cluster.gather(", ".join(filter(None, own)))))
         # In a job other ranks would count as other programs.
         alone = num_ranks == 1 and self.ctx[0].device_type == "cpu"
         shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
+        sizes = partition.sizes(config.batch_size, len(self.ctx) * num_ranks, weights)
+        shards = f"{' or '.join(map(str, sorted({*sizes})))} on each device"
+        if weights:
+            shards = f"{', '.join(map(str, sizes))} on the devices by weight"
         held_out = f", {len(self.validation[1])} validation" if self.validation else ""
         images = f"{self.num_samples} training{held_out} and {len(data.test_labels)} test images"
         epochs = f"{config.num_epochs} epoch{'s' * (config.num_epochs > 1)}"
         length = f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"
         return {
-            **({"processes": str(num_ranks)} if num_ranks > 1 else {}),
-            "devices": _describe_devices(self.ctx, num_ranks),
-            **({"processors": shared} if shared else {}),
-            "batch size": _describe_shards(config.batch_size, len(self.ctx) * num_ranks, weights),
+            "processes": str(num_ranks) if num_ranks > 1 else "",
+            "devices": f"{len(self.ctx) * num_ranks}, {kinds}" if num_ranks > 1 else kinds,
+            "processors": shared,
+            "batch size": f"{config.batch_size} in all, {shards}",
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
             "training": f"{length}, lr {self.lr}, seed {config.seed}",
         }
-
-
-def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
-    """Return the devices of all processes; every process must call this."""
-    described = str(list(ctx)), threads.describe(ctx), devices.staged(ctx)
-    processes = Counter(cluster.gather(", ".join(filter(None, described))))
-    if num_ranks == 1:
-        return next(iter(processes))
-    kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
-    return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
-
-
-def _describe_shards(batch_size: int, num_devices: int, weights: tuple[float, ...] | None) -> str:
-    sizes = partition.sizes(batch_size, num_devices, weights)
-    if weights is not None:
-        return f"{batch_size} in all, {', '.join(map(str, sizes))} on the devices by weight"
-    return f"{batch_size} in all, {' or '.join(map(str, sorted(set(sizes))))} on each device"
 
 
 def train(
@@ -371,10 +348,6 @@ def train(
     metrics.DivergedError if the loss or a parameter is not finite, or the mean loss of an epoch
     exceeds 1000. After ``train`` in Dive into Deep Learning, 13.5.7.
     """
-    names = [field.name for field in dataclasses.fields(Configuration)]
-    for name in options:
-        if name not in names:
-            raise TypeError(f"train has no option {name!r}{entry.did_you_mean(name, names)}")
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
     configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
     return Run(configuration, console, on_epoch).train()

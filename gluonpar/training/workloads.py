@@ -3,11 +3,11 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (the methods are documented in Workload)
+# ruff: noqa: D102 (the methods of both classes are documented in LeNetWorkload)
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol, Sequence
+from typing import Any, Sequence, Union
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +17,6 @@ from gluonpar import metrics
 from gluonpar.batch_norm import running_statistics
 from gluonpar.checkpoint import export_onnx, files
 from gluonpar.gluon import Trainer
-from gluonpar.install import memory_limits
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
 from gluonpar.replicas import get_params
 from gluonpar.runtime import cached_op
@@ -29,43 +28,18 @@ INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
-class Workload(Protocol):
-    """A model that is trained on devices, each of which holds all parameters."""
+class LeNetWorkload:
+    """LeNet as a plain function, trained by :func:`train_batch`.
 
-    copies: Sequence[Sequence[mx.nd.NDArray]]  # per parameter, its arrays on all devices
-    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]  # the parameters for a checkpoint
-    trainer: Trainer | None  # which a checkpoint saves, too
+    ``trained`` and ``trainer`` are what a checkpoint saves. ``copies`` has, for each parameter, its
+    arrays on all devices. A step on CPU contexts takes ``sample_bytes`` per sample, as measured.
+    """
 
-    def step(
-        self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
-    ) -> Sequence[mx.nd.NDArray]:
-        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
-
-        Returns each device's losses, one per sample.
-        """
-
-    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Return the share of images whose highest score is at their label."""
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the parameters, whole or not at all."""
-
-    def save_onnx(self, path: str | os.PathLike) -> None:
-        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
-
-
-class LeNetWorkload(Workload):
-    """LeNet as a plain function, trained by :func:`train_batch`."""
-
-    name, default_lr = "lenet", 0.2
-    needed = (250 * memory_limits.MB, 0, 200_000)  # see check_memory
+    name, default_lr, sample_bytes = "lenet", 0.2, 200_000
     trainer = None
 
     def __init__(
-        self,
-        ctx: list[mx.Context],
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
+        self, ctx: list[mx.Context], algorithm: str | None, weights: Sequence[float] | None
     ) -> None:
         self.ctx, self.options = ctx, {"algorithm": algorithm, "weights": weights}
         params = lenet.init_lenet(INIT_SCALE)
@@ -73,20 +47,27 @@ class LeNetWorkload(Workload):
         self.copies = list(zip(*self.trained))
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
+        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
+
+        Returns each device's losses, one per sample.
+        """
         options: dict[str, Any] = {**self.options, "batch_size": batch_size}
         return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **options)
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Return the share of images whose highest score is at their label."""
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
     def save(self, path: str | os.PathLike) -> None:
+        """Write the parameters, whole or not at all."""
         files.save_params(path, self.trained[0])
 
     def save_onnx(self, path: str | os.PathLike) -> None:
+        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
-class GluonWorkload(Workload):
+class GluonWorkload:
     """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
@@ -95,16 +76,13 @@ class GluonWorkload(Workload):
 
     name: str
     default_lr: float
-    needed = (0, 0, 0)
+    sample_bytes = 0
 
     def _network(self) -> gluon.HybridBlock:
         raise NotImplementedError
 
     def __init__(
-        self,
-        ctx: list[mx.Context],
-        algorithm: str | None = None,
-        weights: Sequence[float] | None = None,
+        self, ctx: list[mx.Context], algorithm: str | None, weights: Sequence[float] | None
     ) -> None:
         self.ctx, self.weights = ctx, weights
         self.trained = net = self._network()
@@ -140,8 +118,7 @@ class GluonWorkload(Workload):
 class ResNet18Workload(GluonWorkload):
     """ResNet-18, trained by a Trainer."""
 
-    name, default_lr = "resnet18", 0.1
-    needed = (500 * memory_limits.MB, 300 * memory_limits.MB, 4_000_000)
+    name, default_lr, sample_bytes = "resnet18", 0.1, 4_000_000
     width = 64
 
     def _network(self) -> gluon.HybridBlock:
@@ -168,23 +145,5 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     return lenet.lenet(lenet.standardize(X), params)
 
 
-WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
-    LeNetWorkload.name: LeNetWorkload,
-    ResNet18Workload.name: ResNet18Workload,
-}
-
-
-_UNUSED_ADDRESSES = 400 * memory_limits.MB  # reserved by heaps and stacks, but not filled
-
-
-def check_memory(model: str, ctx: Sequence[mx.Context], batch_size: int) -> None:
-    """Raise MemoryError if there is too little memory to train on CPU contexts.
-
-    ``batch_size`` is this process's. A workload's ``needed`` are the bytes that training needs at
-    least, as measured: in all, per CPU context, and per sample.
-    """
-    if ctx[0].device_type == "cpu":
-        base, per_context, per_sample = WORKLOADS[model].needed
-        num_bytes = base + len(ctx) * per_context + batch_size * per_sample
-        step = f"a step of {batch_size} samples on {len(ctx)} CPU contexts"
-        memory_limits.require(step, num_bytes, num_bytes + _UNUSED_ADDRESSES)
+Workload = Union[LeNetWorkload, GluonWorkload]
+WORKLOADS: dict[str, type[Workload]] = {w.name: w for w in (LeNetWorkload, ResNet18Workload)}

@@ -131,7 +131,7 @@ class Exotic(mx.gluon.HybridBlock):
     ("model", "params", "error", "words"),
     [
         (Exotic(), None, ValueError, "_contrib_fft"),
-        (resnet.resnet18(width=2), None, ValueError, "initialize"),
+        (resnet.resnet18(width=2), None, RuntimeError, "initialize"),
         (gluonpar.lenet, None, TypeError, "HybridBlock.*params="),
         ("lenet", [], TypeError, "HybridBlock.*'lenet'"),
     ],

@@ -77,7 +77,7 @@ def test_rank_zero_alone_saves_or_is_told_who_must(tmp_path):
 def test_a_rank_that_does_not_know_the_shapes_in_the_first_step_ends_the_job_with_the_remedy():
     code, _, err = ended(mpirun((2, [*RANK, "first_step_without_samples", "-"])))
     [line] = lines_of_ours(err)
-    assert code == 1 and re.search("rank 1 .* parameter dense0_weight .* one batch", line), err
+    assert code == 1 and re.search("rank 1 .* Parameter 'dense0_weight' .* one batch", line), err
 
 
 @needs_mpi

@@ -63,7 +63,7 @@ def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(wi
         done = without_mxnet(form, *arguments)
         assert (done.returncode, done.stderr) == (0, "") and "doctor" in done.stdout
     for arguments, prefix, meant in (
-        (("trian",), "gluonpar", "did you mean train?"),
+        (("trian",), "gluonpar", "start with one of train, bench,"),
         (("--num-gpus=2",), "gluonpar", "start with one of train, bench,"),
         (("doctor", "--frob"), "gluonpar doctor", "--frob\n"),
     ):

@@ -96,7 +96,7 @@ def test_profile_prints_a_table(command):
     assert (code, err) == (0, [])
     [first] = [i for i, line in enumerate(out) if line.startswith("profile of epoch 1: ")]
     assert re.search(r": steps 2 to 3, \d+\.\d ms per step", out[first])
-    assert out[first + 1].split() == "ms per step cpu(0) cpu(1)".split()
+    assert out[first + 1].startswith("operator ")
     assert out[-1].startswith("total ")
 
 
@@ -115,7 +115,7 @@ BAD_REQUESTS = {
     "--device tpu": "'tpu'",
     "--lr 0": r"--lr must.*\b0",
     "--epochs 0": "--epochs .*got 0",
-    "--device cpu --resume missing.npz": "no checkpoint missing.npz",
+    "--device cpu --resume missing.npz": "no file missing.npz",
     "--device cpu --algorithm nccl": r"--algorithm nccl .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
@@ -134,7 +134,7 @@ BAD_REQUESTS = {
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
     f"--device cpu --save-dir {__file__}": "test_cli.py: File exists",
     "--device cpu --save-dir /dev/null": "/dev/null: File exists",
-    "--device cpu --resume /dev/null": "no checkpoint /dev/null",
+    "--device cpu --resume /dev/null": "no file /dev/null",
     "--device cpu --limit 1 --early-stop 2": "--early-stop needs at least 2 .*got 1",
 }
 
@@ -158,7 +158,7 @@ def test_missing_data_is_2_and_names_the_folder_and_the_alternatives(command, tm
 def test_a_folder_where_a_checkpoint_would_be_is_refused(command, tmp_path):
     (tmp_path / "lenet-epoch-0002.npz").mkdir()
     code, out, [line] = command(*SMALL, "--save-dir", tmp_path)
-    assert (code, out) == (2, []) and "0002.npz is in the way" in line and "--save-dir" in line
+    assert (code, out) == (2, []) and "0002.npz is a later" in line and "--save-dir" in line
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, c
 
 def test_a_checkpoint_that_does_not_exist_is_an_error_before_training():
     for resume in ("missing.npz", "/missing/folder"):
-        with pytest.raises(ResumeError, match=f"no checkpoint {resume}"):
+        with pytest.raises(ResumeError, match=f"no file {resume}"):
             run(resume=resume)
 
 
@@ -268,7 +268,7 @@ def test_notes_that_are_not_a_runs_are_refused_by_name(whole, tmp_path, name, va
     options, _, _ = whole
     path = shutil.copy(checkpoint(whole, "0001"), tmp_path / "a.npz")
     set_in_header(path, ["notes", name], value)
-    with pytest.raises(ResumeError, match=f"a.npz is not a checkpoint of .*{words}"):
+    with pytest.raises(ResumeError, match=f"a.npz cannot be loaded: .*{words}"):
         run(**options, resume=str(path)).train()
 
 

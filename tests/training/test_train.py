@@ -26,11 +26,6 @@ def bits(history):
     return [param.asnumpy().tobytes() for param in history.params]
 
 
-def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant():
-    with pytest.raises(TypeError, match="'epochs'; did you mean num_epochs?"):
-        train(epochs=1)
-
-
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     first, second, other = (train(k, num_epochs=2, seed=seed) for seed in (0, 0, 1))

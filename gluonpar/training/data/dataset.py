@@ -81,21 +81,14 @@ def load(
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
     if name == "synthetic":
         if data_dir is not None:
-            raise ValueError(
-                f"synthetic data are not read from files: leave out data_dir={str(data_dir)!r}"
-            )
+            raise ValueError(f"synthetic data have no files: leave out data_dir={str(data_dir)!r}")
         dataset = synthetic()
     else:
         (X, y, test_X, test_y), source = fashion_mnist.find(data_dir)
         dataset = Dataset(name, X[:, None], y, test_X[:, None], test_y, source)
-    if limit is None:
-        return dataset
     X, y = dataset.train_images, dataset.train_labels
-    if not 1 <= limit <= len(X):
-        raise ValueError(
-            f"limit must be between 1 and {len(X)}, the number of training images of {name}, got "
-            f"{limit}"
-        )
+    if limit is not None and not 1 <= limit <= len(X):
+        raise ValueError(f"limit must be from 1 to {len(X)}, the training images, got {limit}")
     test_X, test_y = dataset.test_images[:limit], dataset.test_labels[:limit]
     return Dataset(name, X[:limit], y[:limit], test_X, test_y, dataset.source)
 

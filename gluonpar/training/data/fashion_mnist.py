@@ -2,21 +2,19 @@
 
 Xiao, Rasul and Vollgraf 2017, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
 Learning Algorithms". Each file is an IDX file, compressed by gzip, whose CRC-32 detects damage. An
-IDX file is a four-byte magic number, the dimensions and the bytes:
+IDX file is a four-byte magic number, the dimensions and the bytes. The magic number's third byte is
+the type of the elements, its fourth the number of dimensions:
 
     00 00 08 03 | 00 00 ea 60 | 00 00 00 1c | 00 00 00 1c | pixels ...
     uint8, 3-d    60000         28            28
 
-The magic number's third byte is the element type (08: unsigned byte, the only one here), its fourth
-the number of dimensions. After LeCun, Cortes and Burges, "The MNIST database of handwritten
-digits".
+After LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
 """
 
 from __future__ import annotations
 
 import gzip
 import os
-import sys
 import zlib
 from pathlib import Path
 
@@ -66,12 +64,10 @@ def find(data_dir: str | os.PathLike[str] | None = None) -> tuple[list[np.ndarra
     for folder, description in places.items():
         if description == "downloaded":
             tried += _download(folder)
-        lacking = missing(folder)
+        lacking = ", ".join(f"{stem}.gz" for stem in missing(folder))
         if not lacking:
             return read_folder(folder), f"{folder} ({description})"
-        tried.append(
-            f"{folder} ({description}): lacks {', '.join(f'{stem}.gz' for stem in lacking)}"
-        )
+        tried.append(f"{folder} ({description}): lacks {lacking}")
     raise FileNotFoundError(
         "Fashion-MNIST was not found. Tried:\n"
         + "".join(f"  - {line}\n" for line in tried)
@@ -93,19 +89,15 @@ def _download(folder: Path) -> list[str]:
     """
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    progressbar = terminal and os.environ.get("TERM") != "dumb"
-    get = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS)
-    failed: list[str] = []
+    get, failed = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS), []
     for mirror in MIRRORS:
-        for stem in missing(folder):
-            url, checksum = f"{mirror}/{stem}.gz", f"sha256:{PUBLISHED[stem]}"
-            try:
+        try:
+            for stem in missing(folder):
+                url, checksum = f"{mirror}/{stem}.gz", f"sha256:{PUBLISHED[stem]}"
                 path = pooch.retrieve(url, checksum, f"{stem}.gz", folder, downloader=get)
-            except (OSError, ValueError) as error:
-                failed.append(f"{url}: {error}")
-                break
-            os.chmod(path, 0o644)  # pooch lets its owner alone read it
+                os.chmod(path, 0o644)  # pooch lets its owner alone read it
+        except (OSError, ValueError) as error:
+            failed.append(f"{url}: {error}")
     return failed
 
 
