@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import commands
@@ -167,11 +165,3 @@ def test_it_runs_as_a_script():
     done = end(SCRIPT, *ON_CPU, "--algorithms", "ring")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(table(done.stdout.splitlines())) == 2 * 4
-
-
-@pytest.mark.slow
-def test_output_that_cannot_be_written_is_an_error():
-    arguments = [sys.executable, str(SCRIPT), *ON_CPU, "--algorithms", "ring"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2 and "No space left" in done.stderr.splitlines()[-1]

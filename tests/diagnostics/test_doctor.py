@@ -125,13 +125,6 @@ def test_unusual_environments(kind, run, tmp_path):
     assert done.stdout.count("WRONG  numpy: ") == (0 if ">&-" in command else 1)
 
 
-@pytest.mark.slow
-def test_output_that_cannot_be_written_is_an_error_in_one_line(run, tmp_path):
-    no_site_packages(tmp_path)
-    done = run(f"{DOCTOR} >/dev/full")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space" in done.stderr
-
-
 # The driver, GPUs and CUDA's libraries
 
 H200, T4 = ("NVIDIA H200", 9, 0), ("Tesla T4", 7, 5)
