@@ -400,7 +400,6 @@ def small(tmp_path):
 
 
 OTHER_FILES = {
-    "empty": b"",
     "a pickle": pickle.dumps({"states": Bomb()}),
     "states of gluon.Trainer": pickle.dumps(({}, mx.optimizer.SGD())),
 }

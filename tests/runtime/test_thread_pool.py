@@ -15,17 +15,12 @@ def tiny_blocks(monkeypatch):
     monkeypatch.setattr(threads, "BYTES_PER_THREAD", 1)
 
 
-@pytest.fixture(scope="module")
-def three_threads():
-    """The pool of a machine with four processors."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "cores", lambda: 4)
-        return threads.pool.__wrapped__()
-
-
 @pytest.fixture
-def pool_of_three(monkeypatch, three_threads):
-    monkeypatch.setattr(threads, "pool", lambda: three_threads)
+def pool_of_three(monkeypatch):
+    """The pool of a machine with four processors."""
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    made = threads.pool.__wrapped__()
+    monkeypatch.setattr(threads, "pool", lambda: made)
 
 
 def increment(*blocks):
