@@ -114,16 +114,17 @@ def test_the_mean_is_right_wherever_it_can_be_represented(collective, dtype, k):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 @pytest.mark.parametrize("k", [2, 3, 8])
-def test_random_floats_are_close_to_float64_and_have_the_same_bits_everywhere(algorithm, k):
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_random_floats_are_close_to_float64_and_have_the_same_bits_everywhere(algorithm, k, op):
+    """Also zeros of both signs and NaNs, which come first."""
     values = np.random.RandomState(k).normal(size=(k, 1000)).astype("float32")
-    data = place(values)
-    gluonpar.allreduce(data, algorithm)
-    want = values.sum(axis=0, dtype="float64")
-    np.testing.assert_allclose(data[0].asnumpy(), want, rtol=1e-6, atol=k * 3e-7)
-    assert_everywhere(data, data[0].asnumpy())
-    again = place(values)
-    gluonpar.allreduce(again, algorithm)
-    assert_everywhere(again, data[0].asnumpy())
+    values[::2, :5], values[1::2, :5] = (0.0, -0.0, np.nan, 1, -0.0), (-0.0, 0.0, 1, np.nan, 0.0)
+    data, again = place(values), place(values)
+    for each in (data, again):
+        gluonpar.allreduce(each, algorithm, op)
+    want = getattr(values.astype("float64"), op)(axis=0)[5:]
+    np.testing.assert_allclose(data[0].asnumpy()[5:], want, rtol=1e-6, atol=k * 3e-7)
+    assert len({array.asnumpy().tobytes() for array in [*data, *again]}) == 1
 
 
 @pytest.mark.parametrize("algorithm", KINDS)

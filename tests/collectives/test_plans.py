@@ -126,16 +126,6 @@ def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
         np.testing.assert_array_equal(array.asnumpy(), values.sum(axis=0))
 
 
-@pytest.mark.parametrize("op", ["sum", "max", "min"])
-@pytest.mark.parametrize("name", PLANS)
-def test_devices_get_the_same_bits_also_of_zeros_and_nans(name, op):
-    values = np.random.RandomState(0).randn(4, 9)
-    values[:, :5] = [[0.0, -0.0, np.nan, 1.0, -0.0], [-0.0, 0.0, 1.0, np.nan, 0.0]] * 2
-    data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(4))]
-    gluonpar.allreduce(data, name, op)
-    assert len({array.asnumpy().tobytes() for array in data}) == 1
-
-
 def pair(num_devices):
     if num_devices != 2:
         raise ValueError("for two devices")
