@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import gluonpar
-from gluonpar.training import Configuration, Console, ResumeError, Run
+from gluonpar.training import Configuration, Console, Run
 from gluonpar.training.data import dataset
 from gluonpar.training.workloads import LeNetWorkload
 
@@ -64,12 +64,6 @@ def test_the_images_that_early_stopping_holds_out_are_not_trained_on():
     got = gluonpar.train(2, verbose=False, **options, early_stop=9)
     assert [epoch.loss for epoch in got.epochs] == [epoch.loss for epoch in want.epochs]
     assert want.epochs[0].loss != train(num_epochs=1, seed=7).epochs[0].loss
-
-
-def test_a_run_with_another_validation_set_cannot_be_resumed(tmp_path):
-    train(save_dir=str(tmp_path), num_epochs=1)
-    with pytest.raises(ResumeError, match="early_stop was None and is now True"):
-        train(save_dir=str(tmp_path), resume="", early_stop=2)
 
 
 def test_early_stopping_counts_the_epochs_before_resuming(accuracies, tmp_path, capsys):

@@ -108,6 +108,7 @@ def test_the_last_n_are_kept(tmp_path):
         ({"batch_size": 32}, "batch_size was 16 and is now 32"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"limit": 80}, "limit was 90 and is now 80"),
+        ({"early_stop": 2}, "early_stop was None and is now True"),  # other images are held out
     ],
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):
