@@ -10,20 +10,10 @@ import sys
 import time
 
 import cluster_rank
+import mpi_jobs
 import numpy as np
 import pytest
-from mpi_jobs import (
-    MPIRUN,
-    QUICK,
-    RANK,
-    TRAIN,
-    ended,
-    line_of,
-    lines_of_ours,
-    mpirun,
-    needs_mpi,
-    succeed,
-)
+from mpi_jobs import QUICK, RANK, TRAIN, ended, line_of, lines_of_ours, mpirun, needs_mpi, succeed
 from processes import address_space_once_imported, end_python, runs, wait_until
 
 from gluonpar import cluster
@@ -327,14 +317,8 @@ def test_a_rank_without_enough_memory_ends_the_job_with_one_line(tmp_path):
         ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, False),  # a batch script's own python
         ({"OMPI_COMM_WORLD_SIZE": "2", "GLUONPAR_CLUSTER_PID": "1 "}, False),  # a rank's child
-        (
-            {
-                "OMPI_COMM_WORLD_SIZE": "2",
-                "GLUONPAR_CLUSTER_PID": "1 one",
-                "PMIX_NAMESPACE": "another",  # a rank of a job that a rank has started
-            },
-            True,
-        ),
+        # A rank of a job that a rank has started.
+        ({"PMI_SIZE": "2", "GLUONPAR_CLUSTER_PID": "1 one", "PMIX_NAMESPACE": "another"}, True),
     ],
 )
 def test_a_job_is_recognised_by_the_environment(environment, several):
@@ -370,7 +354,7 @@ OUTER = f"""
 import subprocess, sys
 from gluonpar import cluster
 outer = cluster.size()
-command = [{str(MPIRUN)!r}, "--oversubscribe", "-n", "2", sys.executable, "-c", {INNER!r}]
+command = [{str(mpi_jobs.MPIRUN)!r}, "--oversubscribe", "-n", "2", sys.executable, "-c", {INNER!r}]
 inner = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300).stdout.split()
 print(outer, *inner, flush=True)
 """

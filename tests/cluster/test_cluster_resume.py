@@ -4,7 +4,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 
 import mxnet as mx
@@ -32,14 +31,8 @@ def command(model, num_devices, *more):
     return [*COMMANDS[model], "--device", "cpu", "--dataset", "synthetic", *words, *map(str, more)]
 
 
-def start(ranks, words):
-    if ranks > 1:
-        return mpirun((ranks, words))
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def train(model, ranks, num_devices, *more):
-    out, err = succeed(start(ranks, command(model, num_devices, *more)))
+    out, err = succeed(mpirun((ranks, command(model, num_devices, *more))))
     assert "test acc: " in out, err
     return out
 
@@ -128,7 +121,7 @@ def processes_of(job):
 def signalled(folder, whom, number):
     """A run of two ranks that gets a signal after the eighth batch; its end, and all its pids."""
     more = ("--epochs", 1000, "--save-dir", folder, "--save-every", 3, "--log-interval", 1)
-    job = start(2, command("lenet", 1, *more))
+    job = mpirun((2, command("lenet", 1, *more)))
     for line in job.stdout:
         if line.startswith("epoch 2, batch 2/6"):
             break

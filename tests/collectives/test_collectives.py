@@ -462,6 +462,7 @@ class TestMany:
 
 LONG = mx.nd.ones((3,))
 ONE, CSR = mx.nd.ones((2,)), mx.nd.ones((2, 2)).tostype("csr")
+PLACES = r"[cg]pu\(1\) .*\(3,\).* [cg]pu\(0\) .*\(2,\)"
 BAD_DATA = [
     ([], ValueError, "data .*empty list"),
     (ONE, TypeError, "data .*list of arrays.* got NDArray"),
@@ -470,11 +471,7 @@ BAD_DATA = [
     ([ONE, ONE.reshape((1, 2))[0]], ValueError, "data .*more than once"),
     ([LONG[:2], LONG[1:3]], ValueError, "data .*more than once"),
     ([CSR, CSR.copy()], ValueError, "csr .*tostype"),
-    (
-        [ONE, mx.nd.ones((3,), ctx=device(1))],
-        ValueError,
-        r"[cg]pu\(1\) .*\(3,\).* [cg]pu\(0\) .*\(2,\)",
-    ),
+    ([ONE, mx.nd.ones((3,), ctx=device(1))], ValueError, PLACES),
     ([ONE, ONE.astype("float64")], ValueError, r"data\[1\] .*float64.*float32"),
     ([ONE, ONE.tostype("row_sparse")], ValueError, r"data\[1\] .*row_sparse.*default"),
 ]

@@ -10,16 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import gluonpar
-from gluonpar.collectives import (
-    ALGORITHMS,
-    Hop,
-    check,
-    executor,
-    named,
-    register,
-    register_executor,
-    trace,
-)
+from gluonpar.collectives import ALGORITHMS, Hop, check, executor, register, trace
 from gluonpar.plans import Algorithm
 from gluonpar.plans.plan import chunks_sent, contributions, num_chunks, num_steps
 
@@ -162,12 +153,12 @@ def test_a_wrong_plan_is_refused_when_it_is_registered_or_first_used():
         del ALGORITHMS["wrong"]
 
 
-@pytest.mark.parametrize("decorator", [register, register_executor])
+@pytest.mark.parametrize("decorator", [register, gluonpar.collectives.register_executor])
 def test_a_name_is_registered_once(decorator):
-    ring = named("ring").plan
+    ring = PLANS["ring"]
     with pytest.raises(ValueError, match="'ring'"):
         decorator("ring")(ring)
-    assert named("ring").plan is ring
+    assert ALGORITHMS["ring"].plan is ring
 
 
 HOP = re.compile(r"(\d+) -> (\d+): chunks? ([\d, ]+) \((add|copy)\)")
