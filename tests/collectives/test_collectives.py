@@ -288,10 +288,8 @@ def test_it_is_ordered_with_the_operators_around_it(algorithm, size):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_sums_of_several_threads_are_those_of_one_after_another(algorithm):
-    data, sets = (
-        place(np.ones((2, 1000), "float32")),
-        [place(payload(3, (1000,))) for _ in range(8)],
-    )
+    data = place(np.ones((2, 1000), "float32"))
+    sets = [place(payload(3, (1000,))) for _ in range(8)]
 
     def add(other):
         gluonpar.allreduce(other, algorithm)
