@@ -89,15 +89,6 @@ def test_a_dry_run_takes_one_step_and_keeps_nothing(command, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_profile_prints_a_table(command):
-    code, out, err = command(*SMALL, "--num-gpus", 2, "--profile")
-    assert (code, err) == (0, [])
-    [first] = [i for i, line in enumerate(out) if line.startswith("profile of epoch 1: ")]
-    assert re.search(r": steps 2 to 3, \d+\.\d ms per step", out[first])
-    assert out[first + 1].split() == "ms per step cpu(0) cpu(1)".split()
-    assert out[-1].startswith("total ")
-
-
 def test_auto_without_gpus_prints_one_notice(command, no_gpu):
     code, out, err = command("--dataset", "synthetic", "--num-gpus", 2, "--dry-run")
     assert code == 0

@@ -148,10 +148,13 @@ def test_the_profile_has_twenty_steps_of_the_first_epoch_and_changes_no_bit(
     monkeypatch.setattr(mx.profiler, "set_state", lambda s: (states.append(s), set_state(s)))
     options = {"limit": limit, "batch_size": 8, "num_epochs": 2}
     options.update(dataset="synthetic", device="cpu")
-    run = Run(Configuration(2, profile=True, **options), Console(io.StringIO()))
+    out = io.StringIO()
+    run = Run(Configuration(2, profile=True, **options), Console(out))
     plain = train(2, **options)
     run.train()
     assert run.profiler.steps == steps and states == ["run", "stop"]
+    first, rest = out.getvalue().partition("profile of epoch 1: ")[2].split("\n", 1)
+    assert first.startswith("steps {} to {}, ".format(*steps)) and "\ntotal " in rest
     assert bits(run.history) == bits(plain)
     assert figures(run.history) == figures(plain)
 
