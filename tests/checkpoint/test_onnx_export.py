@@ -107,13 +107,9 @@ def test_the_file_has_its_version_and_named_inputs_and_outputs(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.fixture
-def without_onnx(monkeypatch):
+def test_without_onnx_the_error_names_the_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "onnx.helper", raising=False)
-
-
-def test_without_onnx_the_error_names_the_remedy(tmp_path, without_onnx, capsys):
     with pytest.raises(ImportError, match=re.escape("pip install 'onnx>=1.16'")):
         gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), [])
     assert list(tmp_path.iterdir()) == []

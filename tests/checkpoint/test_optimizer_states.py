@@ -33,10 +33,6 @@ def steps(params, trainer, number, grads=(1.0, 2.0)):
     return params[0].list_data()[-1].asnumpy().tolist()
 
 
-def copy_params(source, target):
-    runs.fill(target, runs.values(source))
-
-
 def assert_same_bits(net, other):
     assert [a.tobytes() for a in runs.values(net)] == [a.tobytes() for a in runs.values(other)]
 
@@ -50,7 +46,7 @@ def test_states_can_be_loaded_before_shapes_are_known(tmp_path):
     for layer in again:
         layer.weight._shape = (layer.weight.shape[0], 0)  # it was known from the values
     other.load_states(tmp_path / "s")
-    copy_params(net, again)
+    runs.fill(again, runs.values(net))
     for one, two in ((net, trainer), (again, other)):
         runs.train(one, two, runs.batches()[3:], contexts(2))
     assert_same_bits(net, again)
@@ -150,7 +146,7 @@ def test_training_continues_by_the_saved_optimizer_as_in_gluon_trainer(
     other.load_states(str(path), trusted=saved.get("lr_scheduler") is chain)
     assert other.learning_rate == trainer.learning_rate
     assert runs.training_state(other)[:3] == runs.training_state(trainer)[:3]
-    copy_params(net, again)
+    runs.fill(again, runs.values(net))
     for one, two, k in ((net, trainer, ks[0]), (again, other, ks[1])):
         runs.train(one, two, data[4:], contexts(k))
         if case != "LBSGD":  # see test_lbsgd_adds_up_gradients
@@ -190,7 +186,7 @@ def test_states_belong_to_layers_however_their_names_sort(firsts, tmp_path):
     steps(net, trainer)
     trainer.save_states(tmp_path / "s")
     other.load_states(tmp_path / "s")
-    copy_params(net, again)
+    runs.fill(again, runs.values(net))
     for pair in ((net, trainer), (again, other)):
         steps(*pair)
     assert_same_bits(net, again)

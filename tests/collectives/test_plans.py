@@ -67,8 +67,6 @@ def conflict(hops):
 
 SHIFT = [Hop(0, 0, 1, 0, False), Hop(0, 1, 2, 0, False)]  # the second sends what was there before
 TWICE = [Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, False), Hop(1, 0, 1, 0, False)]
-
-
 # Right only if device 2's copy comes before its addition, which are in one step.
 MIXED = [Hop(0, 2, 1, 0, True), Hop(1, 0, 2, 0, False), Hop(1, 1, 2, 0, True)]
 MIXED += [Hop(2, 2, i, 0, False) for i in (0, 1)]

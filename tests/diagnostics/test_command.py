@@ -78,9 +78,7 @@ def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(wi
     for arguments in (("train", "--num-gpus", "2"), ("help", "train")):
         done = without_mxnet(form, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert (
-            done.stderr.startswith("gluonpar train: error: ") and "numpy is broken" in done.stderr
-        )
+        assert re.match("gluonpar train: error: .*numpy is broken", done.stderr)
 
 
 @pytest.mark.parametrize("name", ["program.py", "gluonpar.py"])

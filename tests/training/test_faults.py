@@ -25,10 +25,7 @@ PLANTED = r"(__main__\.)?Planted: the planted error"  # Python 3.8 and 3.9 print
 
 
 def ended(*command, **limits):
-    """Run a process with the limits of prlimit(1), in bytes: exit code, stdout, stderr.
-
-    The test fails if the process does not end.
-    """
+    """Run a process with the limits of prlimit(1), in bytes: exit code, stdout, stderr."""
     sizes = (f"--{kind}={size}" for kind, size in limits.items())
     done = processes.end(*command, wrapper=("prlimit", "--core=0", *sizes))
     return done.returncode, done.stdout, done.stderr
@@ -47,14 +44,10 @@ def imported():
 
 
 IN_A_STEP = r"out of memory: cannot allocate about \d+ MB .* step of 512 samples on 2 CPU contexts"
+IN_AN_ARRAY = r"Unable to allocate .*array.*; try a smaller --batch-size than 512, or more memory$"
 # The limit, in MB, of which kind of memory, and what is said.
 LIMITS = {
-    # Of the data, which is made of arrays of 36 MB.
-    "the data": (
-        *("as after import", 40),
-        r"out of memory: Unable to allocate .*array with shape .*; try a smaller --batch-size than "
-        r"512, or more memory$",
-    ),
+    "the data": ("as after import", 40, IN_AN_ARRAY),  # made of arrays of 36 MB
     # Checked before training, because MXNet would crash or hang.
     "a step": ("as after import", 220, IN_A_STEP),
     "a step's data": ("data", 560, IN_A_STEP),
@@ -70,7 +63,9 @@ def test_too_little_memory_is_one_line_and_the_exit_code(lacking, name, imported
     limit = {kind.split()[0]: size}
     code, out, err = train(name, "--batch-size", "512", "--limit", "1024", **limit)
     assert (code, out) == (3, "")
-    assert re.fullmatch(rf"train_{name}\.py: error: .*\n", err) and re.search(words, err), err
+    assert re.fullmatch(rf"train_{name}\.py: error: out of memory: .*\n", err) and re.search(
+        words, err
+    ), err
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,16 +19,6 @@ NOT_FOUND = FileNotFoundError("was not found")
 DATASET = dataset.synthetic(0, 10, 10)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("get_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return module
-
-
 @pytest.mark.parametrize(
     ("found", "statuses", "executed", "without"),
     [
@@ -39,7 +31,7 @@ def script(monkeypatch):
     ],
 )
 def test_debians_package_is_installed_if_nothing_is_found(
-    script, found, statuses, executed, without, monkeypatch, capsys
+    found, statuses, executed, without, monkeypatch, capsys
 ):
     """Each call of ``load`` in turn finds or raises the next of ``found``."""
     outcomes, statuses, commands = iter(found), iter(statuses), []
@@ -56,13 +48,15 @@ def test_debians_package_is_installed_if_nothing_is_found(
         return subprocess.CompletedProcess(command, next(statuses))
 
     monkeypatch.setattr(dataset, "load", load)
-    monkeypatch.setattr(script.subprocess, "run", execute)
-    monkeypatch.setattr(script.os, "geteuid", lambda: 1000 if without == "root" else 0)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
+    monkeypatch.setattr(subprocess, "run", execute)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000 if without == "root" else 0)
     apt_get = None if without == "apt-get" else "/usr/bin/apt-get"
-    monkeypatch.setattr(script.shutil, "which", lambda name: apt_get)
+    monkeypatch.setattr(shutil, "which", lambda name: apt_get)
     options = ["--data-dir", "somewhere"] if without == "a choice of folders" else []
     fails = isinstance(found[-1], Exception)
-    assert (script.main(options), commands) == (fails, executed)
+    main = runpy.run_path(str(SCRIPT))["main"]
+    assert (main(options), commands) == (fails, executed)
     out, err = capsys.readouterr()
     assert (str(found[-1]) in err) if fails else out.endswith(f"synthetic: {DATASET.source}\n")
 

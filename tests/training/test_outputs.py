@@ -127,9 +127,8 @@ def test_a_plot_without_a_path_is_a_figure_that_a_notebook_shows():
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
     history = train(num_epochs=2)
     figure = history.plot()
-    assert [axes.lines[0].get_ydata().tolist() for axes in figure.axes][0] == [
-        epoch.loss for epoch in history.epochs
-    ]
+    shown = figure.axes[0].lines[0].get_ydata().tolist()
+    assert shown == [epoch.loss for epoch in history.epochs]
     formats, _ = shell().display_formatter.format(figure)
     assert formats["image/png"]
 
