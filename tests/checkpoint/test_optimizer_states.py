@@ -351,9 +351,6 @@ def test_float16_states_with_their_float32_copies(tmp_path):
     assert runs.bits(params)[:2] == runs.bits(again)[:2]
 
 
-# What is refused, with nothing changed
-
-
 def assert_refused(trainer, path, words="", trusted=False):
     before = runs.training_state(trainer)
     with pytest.raises(ValueError, match=re.escape(str(path)) + ".*" + words):

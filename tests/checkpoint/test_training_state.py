@@ -145,9 +145,6 @@ def test_the_format_is_npz_with_a_json_header(saved):
     assert header["rng"][:1] == ["MT19937"] and len(arrays[header["rng"][1]]) == 624
 
 
-# What is refused
-
-
 def everything(net, trainer, rng):
     """All that loading may change, as bytes."""
     kind, keys, *more = rng.get_state()

@@ -109,9 +109,6 @@ def test_what_one_process_wrote_several_go_on_from(whole, tmp_path):
     assert_equal_to_rounding(last(tmp_path, model), last(folder, model))
 
 
-# Signals
-
-
 def processes_of(job):
     """The ranks' process ids, by rank."""
     ranks = psutil.Process(job.pid).children()

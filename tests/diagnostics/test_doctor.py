@@ -64,9 +64,6 @@ def test_here_nothing_is_wrong_and_both_forms_have_the_same_findings(run):
             assert f"{finding['topic']}: {finding['text']}\n" in text.stdout
 
 
-# Python, NumPy and MXNet
-
-
 @pytest.mark.slow
 def test_neither_mxnet_nor_numpy(run, tmp_path):
     no_site_packages(tmp_path)
@@ -103,9 +100,6 @@ def test_settings_that_override_are_noted(monkeypatch):
     assert "unset" in remedies["OMP_NUM_THREADS=4096"]
 
 
-# Whatever is broken: exit code 0 or 1, and no traceback
-
-
 def test_a_check_that_hangs_is_a_finding(mxnet):
     mxnet(body="import signal; signal.pause()")
     ((topic, state, text, remedy),) = checks.examine("mxnet", timeout_seconds=0.05)
@@ -129,8 +123,6 @@ def test_unusual_environments(kind, run, tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.count("WRONG  numpy: ") == (kind != "no standard output")
 
-
-# The driver, GPUs and CUDA's libraries
 
 H200, T4 = ("NVIDIA H200", 9, 0), ("Tesla T4", 7, 5)
 
@@ -204,9 +196,6 @@ def test_cuda_libraries_are_listed_up_to_one_that_ends_the_process(machine, tmp_
         assert finding.state == "wrong" and words in finding.text
         assert "--force-reinstall" in finding.remedy
     assert last.state == "wrong" and f"exit code 7; last line: loading {names[3]}" in last.text
-
-
-# Processors, data and MPI
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def sdist(tree, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory):
-    """The wheel built from the sdist."""
     with zipfile.ZipFile(build("wheel", sdist, tmp_path_factory.mktemp("wheel"))) as made:
         yield made
 

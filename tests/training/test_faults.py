@@ -35,9 +35,6 @@ def train(name, *arguments, **options):
     return ended(SCRIPTS / f"train_{name}.py", *COMMON, *arguments, **options)
 
 
-# Memory
-
-
 @pytest.fixture(scope="module")
 def imported():
     return processes.address_space_once_imported()
@@ -63,9 +60,8 @@ def test_too_little_memory_is_one_line_and_the_exit_code(lacking, name, imported
     limit = {kind.split()[0]: size}
     code, out, err = train(name, "--batch-size", "512", "--limit", "1024", **limit)
     assert (code, out) == (3, "")
-    assert re.fullmatch(rf"train_{name}\.py: error: out of memory: .*\n", err) and re.search(
-        words, err
-    ), err
+    assert err.startswith(f"train_{name}.py: error: out of memory: ") and err.count("\n") == 1
+    assert re.search(words, err), err
 
 
 @pytest.mark.slow
@@ -126,9 +122,6 @@ def test_memory_that_is_required_is_not_kept():
         memory_limits.require("a test", 0, 1 << 50)
 
 
-# Exceptions
-
-
 @pytest.mark.parametrize("model", ["lenet", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_an_exception_in_an_operator_is_printed_once_and_ends_with_1(model, tmp_path):
     """What fails later, while the process ends, is not printed."""
@@ -142,9 +135,6 @@ def test_an_exception_in_an_operator_is_printed_once_and_ends_with_1(model, tmp_
     assert places == [f"{model}-epoch-0001-batch-00000{step}.npz" for step in (1, 2)]
     for path in tmp_path.glob("*.npz"):
         checkpoint_files.read(path)  # not damaged
-
-
-# Output that nobody can read
 
 
 @pytest.mark.slow

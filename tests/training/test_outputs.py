@@ -34,9 +34,6 @@ def accuracies(monkeypatch):
     return plan
 
 
-# Early stopping
-
-
 @pytest.mark.parametrize(
     ("wait", "values", "num_epochs"),
     [
@@ -78,9 +75,6 @@ def test_early_stopping_counts_the_epochs_before_resuming(accuracies, tmp_path, 
     assert len(train(save_dir=str(tmp_path), resume="", early_stop=3).epochs) == 4
 
 
-# The callback
-
-
 def test_the_callback_gets_each_epoch_after_its_checkpoint_and_can_end_the_run(tmp_path):
     seen, files = [], []
 
@@ -106,9 +100,6 @@ def test_an_exception_of_the_callback_reaches_the_caller_and_what_was_reached_re
         run.train()
     assert [epoch.epoch for epoch in run.history.epochs] == [1, 2]
     assert all((tmp_path / f"lenet-epoch-0002.{kind}").exists() for kind in ("params", "npz"))
-
-
-# Files
 
 
 def test_what_was_written_is_printed_once_at_the_end(tmp_path, capsys):

@@ -149,9 +149,6 @@ def test_without_a_checkpoint_bare_resume_starts_at_the_beginning(tmp_path):
     assert bits(run(save_dir=str(tmp_path), resume="").train()) == bits(run().train())
 
 
-# Processes
-
-
 def start(*arguments, wrapper=()):
     """Start the script; it is killed after four minutes."""
     common = ("--dataset", "synthetic", "--device", "cpu", "--num-gpus", "2")
