@@ -72,7 +72,7 @@ class Lookahead(mx.optimizer.SGD):
 
 
 class Chain(mx.lr_scheduler.LRScheduler):
-    """Schedules in turns, each of which changes with every call."""
+    """Several schedules in turn; every call changes all of them."""
 
     def __init__(self, *parts):
         super().__init__()
@@ -134,7 +134,7 @@ def made(optimizer, options):
 def test_training_continues_by_the_saved_optimizer_as_in_gluon_trainer(
     case, ks, algorithm, tmp_path
 ):
-    """Bit for bit, unless on another number of devices; all arguments are replaced."""
+    """To the bit on as many devices; the saved arguments replace all that were given."""
     optimizer, saved, given = CASES[case]
     data, path = [*runs.batches(), *runs.batches()], tmp_path / "states"
     net, again = (runs.mlp(contexts(k)) for k in ks)

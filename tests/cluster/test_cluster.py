@@ -102,7 +102,7 @@ def test_only_rank_zero_prints_and_saves(tmp_path):
 
 @needs_mpi
 def test_the_header_counts_the_devices_of_all_ranks():
-    """By how many processes have the same: here one rank has other threads than two."""
+    """And how many processes have the same devices and threads: here one, and two others."""
     command = [*TRAIN, "--num-gpus", "3", *QUICK, "--dry-run"]
     commands = [(1, ["env", f"OMP_NUM_THREADS={number}", *command]) for number in (3, 1, 1)]
     out, _ = succeed(mpirun(*commands))
@@ -113,7 +113,7 @@ def test_the_header_counts_the_devices_of_all_ranks():
 
 
 def fails(rank, fault, end, **environment):
-    """A job of three ranks, of which ``rank`` fails: an entry of FAULTS."""
+    """An entry of FAULTS: a job of three ranks in which ``rank`` fails."""
     words, line = [*RANK, fault, str(rank)], rf"rank {rank} \(pid \d+ on .*\) {end}"
     return words, line, {"GLUONPAR_TIMEOUT": str(SECONDS), **environment}
 
@@ -156,8 +156,8 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
 
     with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
         for name, (code, out, err) in zip(names, pool.map(run, names)):
-            # Under load a second rank may say the same, and a rank that is late is named before,
-            # once, as one that hangs is.
+            # Under load a second rank may print the same line, and ranks may be late. Those that
+            # are late for an operation, as one that hangs is at first, are named once.
             lines = lines_of_ours(err)
             named = [re.findall(r"operation \d+", e)[0] for e in lines if e.endswith("goes on")]
             assert len({*named}) == len(named) and ("operation 12" in named) >= (name == "hang")

@@ -116,7 +116,7 @@ def processes_of(job):
 
 
 def signalled(folder, whom, number):
-    """A run of two ranks that gets a signal after the eighth batch; its end, and all its pids."""
+    """Send a run of two ranks a signal after eight batches; return its end and the ranks' pids."""
     more = ("--epochs", 1000, "--save-dir", folder, "--save-every", 3, "--log-interval", 1)
     job = mpirun((2, command("lenet", 1, *more)))
     for line in job.stdout:
@@ -129,7 +129,7 @@ def signalled(folder, whom, number):
 
 
 def assert_goes_on_bit_for_bit(folder, tmp_path):
-    """From its last checkpoint: to where a run that was never stopped comes in as many epochs."""
+    """Resume; the parameters are those of a run of as many epochs that was never stopped."""
     newest = sorted(folder.glob("lenet-*.npz"))[-1]
     number = int(re.search(r"epoch-(\d+)", newest.name)[1])
     epochs = number if "batch" in newest.name else number + 1

@@ -1,4 +1,4 @@
-"""gluonpar doctor, mostly in installations that are really broken, by stand-in files."""
+"""gluonpar doctor, mostly in installations that stand-in files have broken."""
 
 import json
 import os

@@ -28,14 +28,13 @@ class Machine:
         self.bin, self.venv = folder / "bin", folder / "venv"
         self.bin.mkdir()
         for name in CANDIDATES:
-            self.program(name, "#!/bin/sh\nexit 127\n")  # as a pyenv shim of an inactive version
-
-    def program(self, name, text):
-        (self.bin / name).write_text(text)
-        (self.bin / name).chmod(0o755)
+            self.python(name, None)
 
     def python(self, name, version):
-        self.program(name, INTERPRETER.format(version=version))
+        """Add an interpreter; without a version it fails, as a pyenv shim of an inactive one."""
+        text = INTERPRETER.format(version=version) if version else "#!/bin/sh\nexit 127\n"
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
 
     def make_venv(self, *wanted):
         """Return the error, or nothing after success."""

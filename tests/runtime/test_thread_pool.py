@@ -53,7 +53,7 @@ def run_on_two(function):
 
 @pytest.mark.parametrize("failing", ["the calling thread", "a pool thread"])
 def test_an_error_is_raised_when_no_thread_uses_the_arrays(pool_of_three, failing):
-    """One thread fails while the other is inside its block; run returns after that one left."""
+    """One thread fails while the other is inside its block; run returns after the other."""
     caller, failed, left = threading.get_ident(), threading.Event(), []
     both = threading.Barrier(2)
 

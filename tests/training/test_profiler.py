@@ -101,14 +101,13 @@ def event(kind, name, ts, pid=0):
 
 
 def test_times_add_up_by_device_and_end_with_the_window(monkeypatch):
-    """Of processors come first the CPU contexts and then the GPUs; asynchronous events are not of
-    operators. The window is 10 ms, of two steps."""
+    """The two steps take 10 ms. The first process ids are CPU contexts', the next ones GPUs'."""
     processors = len(os.sched_getaffinity(0))
 
     def dump():
         events = [
             {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "cpu/0"}},
-            *({**event(kind, "relu", 1000), "id": 1} for kind in "be"),
+            *({**event(kind, "relu", 1000), "id": 1} for kind in "be"),  # no operator's
             *(event("B", "exp", -1), event("E", "exp", 2000)),  # began before it
             *(event("B", "exp", 1000), event("E", "exp", 2000)),
             *(event("B", "exp", 3000), event("E", "exp", 6000)),
