@@ -190,16 +190,17 @@ def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_
 
 
 @needs_mpi
-@pytest.mark.parametrize("seconds", [0, pytest.param(7, marks=pytest.mark.slow)])
-def test_a_rank_that_responds_is_waited_for_and_named(seconds, tmp_path):
-    """Also where all ranks were stopped, as after Ctrl-Z and fg, for longer than the time limit."""
-    job = mpirun((3, [*RANK, "late", str(tmp_path)]), GLUONPAR_TIMEOUT="2")
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_rank_that_responds_is_waited_for_and_named(stopped, tmp_path):
+    """Also where all ranks were stopped meanwhile, as after Ctrl-Z, for longer than the limits."""
+    limits = {"GLUONPAR_TIMEOUT": "2", "GLUONPAR_STALL_TIMEOUT": "10"}
+    job = mpirun((3, [*RANK, "late", str(tmp_path)]), **limits)
     line, ranks = "", [line_of(job).strip() for _ in range(3)]
-    for number in (signal.SIGSTOP, signal.SIGCONT):
+    # What is tested is how the 11 s are counted; 1 s is for two of them to wait for the third.
+    for seconds, number in ((1, signal.SIGSTOP), (11, signal.SIGCONT)) if stopped else ():
+        time.sleep(seconds)
         for rank in pids("".join(ranks)):
             os.kill(rank, number)
-        if number == signal.SIGSTOP:
-            time.sleep(seconds)  # what is tested is how this time is counted
     while not line:
         line = "".join(lines_of_ours(job.stderr.readline()))
     (tmp_path / "go").touch()
