@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 from dataclasses import dataclass, field
 from typing import Any, Sequence
@@ -40,13 +41,19 @@ class History:
     def plot(self, path: str | None = None) -> Any:
         """Plot loss, test accuracy and images/s over epochs; return matplotlib's figure.
 
-        With ``path`` it is written to that image file, too. A notebook shows it after ``%matplotlib
-        inline``.
+        With ``path`` it is written to that image file, too. A notebook shows the figure if it is
+        the value of a cell.
         """
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        figure = Figure(figsize=(10, 3), layout="constrained")
+        class Shown(Figure):
+            def _repr_png_(self) -> bytes:  # called by notebooks
+                content = io.BytesIO()
+                self.savefig(content, format="png")
+                return content.getvalue()
+
+        figure = Shown(figsize=(10, 3), layout="constrained")
         epochs = [epoch.epoch for epoch in self.epochs]
         figures = [(e.loss, e.test_accuracy, e.images_per_second) for e in self.epochs]
         titles = ("training loss", "test accuracy", "images/s")

@@ -1,12 +1,11 @@
 """The benchmarks run, and their own checks of sums and losses find nothing wrong."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from mpi_jobs import needs_mpi
+from processes import end
 
 from benchmarks.training.candidates import CANDIDATES
 
@@ -20,9 +19,8 @@ def rows(tmp_path):
     """Return rows(module, *arguments), which runs a benchmark and returns its results."""
 
     def run(module, *arguments, codes=(0,)):
-        command = [sys.executable, "-m", f"benchmarks.{module}", *FEW, *arguments]
-        options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 600}
-        done = subprocess.run([*command, "--json", tmp_path / "out.json"], **options)
+        command = ("-m", f"benchmarks.{module}", *FEW, *arguments)
+        done = end(*command, "--json", tmp_path / "out.json", cwd=ROOT)
         assert done.returncode in codes, done.stdout + done.stderr
         return json.loads((tmp_path / "out.json").read_text())["rows"]
 

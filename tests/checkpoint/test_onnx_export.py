@@ -34,13 +34,13 @@ def images(n, seed=0, dtype="float32"):
     return rng.randint(0, 256, (n, 1, 28, 28)).astype(dtype)
 
 
-def trained_resnet(k=1):
-    """Narrow, with running statistics that two steps have changed."""
+def trained_resnet():
+    """Narrow, on two devices, with running statistics that two steps have changed."""
     mx.random.seed(0)
     net = resnet.resnet18(width=4)
-    net.initialize(mx.init.Xavier(), ctx=[device(i) for i in range(k)])
+    net.initialize(mx.init.Xavier(), ctx=[device(i) for i in range(2)])
     for step in range(2):
-        for i in range(k):
+        for i in range(2):
             with mx.autograd.record():
                 net(mx.nd.array(images(8, step) / 128 - 1, ctx=device(i)))
     return net
@@ -57,7 +57,7 @@ def test_a_function_computes_the_same_for_any_number_of_samples(tmp_path):
 
 @pytest.mark.parametrize("hybridized", [False, True])
 def test_a_gluon_network_computes_the_same_with_its_running_statistics(tmp_path, hybridized):
-    net, path = trained_resnet(2), tmp_path / "a.onnx"
+    net, path = trained_resnet(), tmp_path / "a.onnx"
     net.hybridize(hybridized)
     X = images(3, 9) / np.float32(128) - 1
     want = net(mx.nd.array(X, ctx=device(0)))
@@ -107,13 +107,9 @@ def test_the_file_has_its_version_and_named_inputs_and_outputs(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.fixture
-def without_onnx(monkeypatch):
+def test_without_onnx_the_error_names_the_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "onnx.helper", raising=False)
-
-
-def test_without_onnx_the_error_names_the_remedy(tmp_path, without_onnx, capsys):
     with pytest.raises(ImportError, match=re.escape("pip install 'onnx>=1.16'")):
         gluonpar.export_onnx(tmp_path / "a.onnx", gluonpar.lenet, (1, 1, 28, 28), [])
     assert list(tmp_path.iterdir()) == []

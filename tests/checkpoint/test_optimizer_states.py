@@ -25,8 +25,12 @@ def start(name, options=MOMENTUM, make=runs.mlp):
     return net, Trainer(net.collect_params(), name, dict(options))
 
 
-def copy_params(source, target):
-    runs.fill(target, runs.values(source))
+def steps(params, trainer, number, grads=(1.0, 2.0)):
+    """Return the first parameter's value on the last device."""
+    for _ in range(number):
+        give_grads(params, [grads] * len(params))
+        trainer.step(1)
+    return params[0].list_data()[-1].asnumpy().tolist()
 
 
 def assert_same_bits(net, other):
@@ -42,7 +46,7 @@ def test_states_can_be_loaded_before_shapes_are_known(tmp_path):
     for layer in again:
         layer.weight._shape = (layer.weight.shape[0], 0)  # it was known from the values
     other.load_states(tmp_path / "s")
-    copy_params(net, again)
+    runs.fill(again, runs.values(net))
     for one, two in ((net, trainer), (again, other)):
         runs.train(one, two, runs.batches()[3:], contexts(2))
     assert_same_bits(net, again)
@@ -68,7 +72,7 @@ class Lookahead(mx.optimizer.SGD):
 
 
 class Chain(mx.lr_scheduler.LRScheduler):
-    """Schedules in turns, each of which changes with every call."""
+    """Several schedules in turn; every call changes all of them."""
 
     def __init__(self, *parts):
         super().__init__()
@@ -130,7 +134,7 @@ def made(optimizer, options):
 def test_training_continues_by_the_saved_optimizer_as_in_gluon_trainer(
     case, ks, algorithm, tmp_path
 ):
-    """Bit for bit, unless on another number of devices; all arguments are replaced."""
+    """To the bit on as many devices; the saved arguments replace all that were given."""
     optimizer, saved, given = CASES[case]
     data, path = [*runs.batches(), *runs.batches()], tmp_path / "states"
     net, again = (runs.mlp(contexts(k)) for k in ks)
@@ -142,7 +146,7 @@ def test_training_continues_by_the_saved_optimizer_as_in_gluon_trainer(
     other.load_states(str(path), trusted=saved.get("lr_scheduler") is chain)
     assert other.learning_rate == trainer.learning_rate
     assert runs.training_state(other)[:3] == runs.training_state(trainer)[:3]
-    copy_params(net, again)
+    runs.fill(again, runs.values(net))
     for one, two, k in ((net, trainer, ks[0]), (again, other, ks[1])):
         runs.train(one, two, data[4:], contexts(k))
         if case != "LBSGD":  # see test_lbsgd_adds_up_gradients
@@ -182,7 +186,7 @@ def test_states_belong_to_layers_however_their_names_sort(firsts, tmp_path):
     steps(net, trainer)
     trainer.save_states(tmp_path / "s")
     other.load_states(tmp_path / "s")
-    copy_params(net, again)
+    runs.fill(again, runs.values(net))
     for pair in ((net, trainer), (again, other)):
         steps(*pair)
     assert_same_bits(net, again)
@@ -217,21 +221,17 @@ def test_states_of_a_former_version_are_read():
     trainer = Trainer(params, "adam", options)
     trainer.optimizer.set_lr_mult({0: 0.5})
 
-    def steps(number):
-        for _ in range(number):
-            give_grads(params, [[1.0, 2.0]] * 2)
-            trainer.step(1)
-        return runs.training_state(trainer)
-
-    steps(3)
+    steps(params, trainer, 3)
     reached = [param.data(device(0)).copy() for param in params]
-    want = steps(2)
+    steps(params, trainer, 2)
+    want = runs.training_state(trainer)
     for param, value in zip(params, reached):
         param.set_data(value)
     path = Path(__file__).parent / "former" / "adam.states"
     trainer.load_states(path)
     assert trainer.optimizer.lr_mult == {0: 0.5} and trainer.learning_rate == 0.125
-    assert steps(2) == want
+    steps(params, trainer, 2)
+    assert runs.training_state(trainer) == want
 
 
 EXPLODED = []
@@ -293,18 +293,12 @@ SCHEDULES = [factor, multifactor, cosine, chain, lambda: None]
 @pytest.mark.parametrize("given", SCHEDULES)
 def test_of_two_schedules_that_differ_the_saved_one_goes_on_with_a_warning(saved, given, tmp_path):
     def make(schedule):
-        options = {"learning_rate": 0.1, "lr_scheduler": schedule()}
         params = weights([[1.0]], 2)
+        options = {"learning_rate": 0.1, "lr_scheduler": schedule()}
         return params, Trainer(params, "sgd", options)
 
-    def steps(made, number):
-        for _ in range(number):
-            give_grads(made[0], [[1.0, 1.0]])
-            made[1].step(1)
-        return made[0][0].list_data()[1].asscalar()
-
     path, trained = tmp_path / "states", make(saved)
-    steps(trained, 5)
+    steps(*trained, 5)
     trained[1].save_states(path)
     for keep, goes_on in ((False, make(saved)), (True, make(given))):
         loaded = make(given)
@@ -312,19 +306,16 @@ def test_of_two_schedules_that_differ_the_saved_one_goes_on_with_a_warning(saved
             warnings.simplefilter("always")
             loaded[1].load_states(path, trusted=saved is chain, keep_schedule=keep)
         assert len(caught) == (saved is not given and not keep), [str(w.message) for w in caught]
-        loaded[0][0].set_data(mx.nd.array([steps(goes_on, 5)]))
-        assert steps(loaded, 3) == steps(goes_on, 3)
+        loaded[0][0].set_data(mx.nd.array(steps(*goes_on, 5)))
+        assert steps(*loaded, 3) == steps(*goes_on, 3)
 
 
 def test_a_trainer_that_goes_back_to_its_own_states_has_the_same_schedule(tmp_path):
     params = weights([[1.0]], 2)
     trainer = Trainer(params, "sgd", {"lr_scheduler": factor()})
-    for number in (3, 4):
-        for _ in range(number):
-            give_grads(params, [[1.0, 1.0]])
-            trainer.step(1)
-        if number == 3:
-            trainer.save_states(tmp_path / "states")
+    steps(params, trainer, 3)
+    trainer.save_states(tmp_path / "states")
+    steps(params, trainer, 4)
     with warnings.catch_warnings(record=True) as caught:
         trainer.load_states(tmp_path / "states")
     assert not caught
@@ -349,23 +340,15 @@ def test_float16_states_with_their_float32_copies(tmp_path):
         options = {"learning_rate": 1e-4, "momentum": 0.9, "multi_precision": True}
         return params, Trainer(params, "sgd", options)
 
-    def step(params, trainer, count):
-        for _ in range(count):
-            give_grads(params, [[1.0, 2.0]])
-            trainer.step(1)
-
     params, trainer = trained()
-    step(params, trainer, 3)
+    steps(params, trainer, 3)
     trainer.save_states(tmp_path / "s")
     again, other = trained()
     again[0].set_data(params[0].data(device(0)))
     other.load_states(tmp_path / "s")
-    step(params, trainer, 5)
-    step(again, other, 5)
+    steps(params, trainer, 5)
+    steps(again, other, 5)
     assert runs.bits(params)[:2] == runs.bits(again)[:2]
-
-
-# What is refused, with nothing changed
 
 
 def assert_refused(trainer, path, words="", trusted=False):
@@ -392,15 +375,13 @@ def small(tmp_path):
     """A Trainer of one parameter of two elements with momentum, and its file."""
     params = weights([[1.0, 2.0]], 1)
     trainer = Trainer(params, "sgd", {"momentum": 0.5})
-    give_grads(params, [[1.0]])
-    trainer.step(1)
+    steps(params, trainer, 1)
     path = tmp_path / "small"
     trainer.save_states(path)
     return trainer, path
 
 
 OTHER_FILES = {
-    "empty": b"",
     "a pickle": pickle.dumps({"states": Bomb()}),
     "states of gluon.Trainer": pickle.dumps(({}, mx.optimizer.SGD())),
 }

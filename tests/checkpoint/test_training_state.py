@@ -77,7 +77,7 @@ def test_on_another_number_of_devices_running_statistics_are_the_mean(saved):
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")  # of MXNet's import
 def test_the_parameters_of_an_imported_network(tmp_path):
-    """They do not know their shapes, also when they have values."""
+    """Gluon does not know their shapes, even when they have values."""
     net, data = runs.mlp([device(0)], hybridize={}), runs.batches()
     net(mx.nd.array(data[0][0], ctx=device(0)))
     net.export(str(tmp_path / "net"))
@@ -143,9 +143,6 @@ def test_the_format_is_npz_with_a_json_header(saved):
     assert dict(header["params"])["1.running_mean"] == [4, 5]  # one per device
     assert (header["format"], header["optimizer"]["format"]) == (1, 2)
     assert header["rng"][:1] == ["MT19937"] and len(arrays[header["rng"][1]]) == 624
-
-
-# What is refused
 
 
 def everything(net, trainer, rng):

@@ -1,7 +1,6 @@
 """The examples for several processes, under a real mpirun, train as one process."""
 
 import pathlib
-import re
 import runpy
 import sys
 
@@ -58,12 +57,6 @@ def test_two_ranks_with_six_steps_train_as_one_process(tmp_path, capsys):
     saved = str(tmp_path / "two.ckpt")
     printed, _ = succeed(on_two_ranks(SIX_STEPS, f"--save={saved}"))
     assert_trained_as(printed, saved, SIX_STEPS, capsys)
-
-
-def test_the_page_quotes_each_of_the_six_steps():
-    page = (EXAMPLES.parent / "docs" / "cluster.md").read_text("utf-8")
-    steps = re.findall(r"^ *(.*# [1-6]\. .*)$", SIX_STEPS.read_text("utf-8"), re.M)
-    assert len(steps) == 6 and all(step in page for step in steps)
 
 
 @needs_mpi

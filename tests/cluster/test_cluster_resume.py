@@ -4,7 +4,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 
 import mxnet as mx
@@ -32,14 +31,8 @@ def command(model, num_devices, *more):
     return [*COMMANDS[model], "--device", "cpu", "--dataset", "synthetic", *words, *map(str, more)]
 
 
-def start(ranks, words):
-    if ranks > 1:
-        return mpirun((ranks, words))
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def train(model, ranks, num_devices, *more):
-    out, err = succeed(start(ranks, command(model, num_devices, *more)))
+    out, err = succeed(mpirun((ranks, command(model, num_devices, *more))))
     assert "test acc: " in out, err
     return out
 
@@ -116,9 +109,6 @@ def test_what_one_process_wrote_several_go_on_from(whole, tmp_path):
     assert_equal_to_rounding(last(tmp_path, model), last(folder, model))
 
 
-# Signals
-
-
 def processes_of(job):
     """The ranks' process ids, by rank."""
     ranks = psutil.Process(job.pid).children()
@@ -126,9 +116,9 @@ def processes_of(job):
 
 
 def signalled(folder, whom, number):
-    """A run of two ranks that gets a signal after the eighth batch; its end, and all its pids."""
+    """Send a run of two ranks a signal after eight batches; return its end and the ranks' pids."""
     more = ("--epochs", 1000, "--save-dir", folder, "--save-every", 3, "--log-interval", 1)
-    job = start(2, command("lenet", 1, *more))
+    job = mpirun((2, command("lenet", 1, *more)))
     for line in job.stdout:
         if line.startswith("epoch 2, batch 2/6"):
             break
@@ -139,7 +129,7 @@ def signalled(folder, whom, number):
 
 
 def assert_goes_on_bit_for_bit(folder, tmp_path):
-    """From its last checkpoint: to where a run that was never stopped comes in as many epochs."""
+    """Resume; the parameters are those of a run of as many epochs that was never stopped."""
     newest = sorted(folder.glob("lenet-*.npz"))[-1]
     number = int(re.search(r"epoch-(\d+)", newest.name)[1])
     epochs = number if "batch" in newest.name else number + 1

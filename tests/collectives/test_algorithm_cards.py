@@ -29,7 +29,7 @@ LABELS = (
 
 
 def rows(text):
-    """The rows of all tables in a text: by the first cell, the others."""
+    """The rows of all tables in a text: the other cells of each row by its first one."""
     cells = ([c.strip() for c in line.strip("| ").split(" | ")] for line in text.splitlines())
     return {row[0]: row[1:] for row in cells if len(row) > 1}
 

@@ -114,16 +114,17 @@ def test_the_mean_is_right_wherever_it_can_be_represented(collective, dtype, k):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 @pytest.mark.parametrize("k", [2, 3, 8])
-def test_random_floats_are_close_to_float64_and_have_the_same_bits_everywhere(algorithm, k):
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_random_floats_are_close_to_float64_and_have_the_same_bits_everywhere(algorithm, k, op):
+    """Also zeros of both signs and NaNs, which come first."""
     values = np.random.RandomState(k).normal(size=(k, 1000)).astype("float32")
-    data = place(values)
-    gluonpar.allreduce(data, algorithm)
-    want = values.sum(axis=0, dtype="float64")
-    np.testing.assert_allclose(data[0].asnumpy(), want, rtol=1e-6, atol=k * 3e-7)
-    assert_everywhere(data, data[0].asnumpy())
-    again = place(values)
-    gluonpar.allreduce(again, algorithm)
-    assert_everywhere(again, data[0].asnumpy())
+    values[::2, :5], values[1::2, :5] = (0.0, -0.0, np.nan, 1, -0.0), (-0.0, 0.0, 1, np.nan, 0.0)
+    data, again = place(values), place(values)
+    for each in (data, again):
+        gluonpar.allreduce(each, algorithm, op)
+    want = getattr(values.astype("float64"), op)(axis=0)[5:]
+    np.testing.assert_allclose(data[0].asnumpy()[5:], want, rtol=1e-6, atol=k * 3e-7)
+    assert len({array.asnumpy().tobytes() for array in [*data, *again]}) == 1
 
 
 @pytest.mark.parametrize("algorithm", KINDS)
@@ -287,10 +288,8 @@ def test_it_is_ordered_with_the_operators_around_it(algorithm, size):
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_sums_of_several_threads_are_those_of_one_after_another(algorithm):
-    data, sets = (
-        place(np.ones((2, 1000), "float32")),
-        [place(payload(3, (1000,))) for _ in range(8)],
-    )
+    data = place(np.ones((2, 1000), "float32"))
+    sets = [place(payload(3, (1000,))) for _ in range(8)]
 
     def add(other):
         gluonpar.allreduce(other, algorithm)
@@ -461,6 +460,7 @@ class TestMany:
 
 LONG = mx.nd.ones((3,))
 ONE, CSR = mx.nd.ones((2,)), mx.nd.ones((2, 2)).tostype("csr")
+PLACES = r"[cg]pu\(1\) .*\(3,\).* [cg]pu\(0\) .*\(2,\)"
 BAD_DATA = [
     ([], ValueError, "data .*empty list"),
     (ONE, TypeError, "data .*list of arrays.* got NDArray"),
@@ -469,11 +469,7 @@ BAD_DATA = [
     ([ONE, ONE.reshape((1, 2))[0]], ValueError, "data .*more than once"),
     ([LONG[:2], LONG[1:3]], ValueError, "data .*more than once"),
     ([CSR, CSR.copy()], ValueError, "csr .*tostype"),
-    (
-        [ONE, mx.nd.ones((3,), ctx=device(1))],
-        ValueError,
-        r"[cg]pu\(1\) .*\(3,\).* [cg]pu\(0\) .*\(2,\)",
-    ),
+    ([ONE, mx.nd.ones((3,), ctx=device(1))], ValueError, PLACES),
     ([ONE, ONE.astype("float64")], ValueError, r"data\[1\] .*float64.*float32"),
     ([ONE, ONE.tostype("row_sparse")], ValueError, r"data\[1\] .*row_sparse.*default"),
 ]

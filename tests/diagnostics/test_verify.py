@@ -21,9 +21,6 @@ BATCH = X, (np.arange(10) % 3).astype("float32")
 LOSS = gluon.loss.SoftmaxCELoss()
 
 
-# gluonpar selftest
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_the_command_finds_nothing_wrong_and_says_what_one_device_cannot_show(k, capsys):
@@ -139,9 +136,6 @@ def test_a_trainer_that_divides_by_the_wrong_number_is_found(monkeypatch, failur
     monkeypatch.setattr(gluonpar.Trainer, "step", lambda self, n: step(self, n // 3))
     (found,) = failures("a Gluon network")
     assert "updates: parameter 0 differs by" in found
-
-
-# gluonpar.verify
 
 
 def make(*blocks, ctx=CPUS, hybridized=False):

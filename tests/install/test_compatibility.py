@@ -24,19 +24,16 @@ def test_a_metric_adds_float32_numbers_in_float64(name):
     assert metric.sum_metric == 0
 
 
-def two():
-    return np.int64(2)
-
-
+TWO = np.int64(2)
 AS_WITH_NUMPY_1 = {
     "bool": lambda: mx.np.bool is bool,
-    "zeros": lambda: mx.nd.zeros((two(), two())).shape == (2, 2),
-    "zeros of a list": lambda: mx.nd.zeros([two(), two()]).shape == (2, 2),
-    "reshape": lambda: mx.nd.ones(4).reshape((two(), two())).shape == (2, 2),
-    "tile": lambda: mx.nd.tile(mx.nd.ones(2), reps=(two(),)).shape == (4,),
-    "split_v2": lambda: len(mx.nd.split_v2(mx.nd.ones(4), (two(),))) == 2,
-    "Variable": lambda: mx.sym.var("x", shape=(two(),)).infer_shape()[0] == [(2,)],
-    "Symbol": lambda: mx.sym.zeros((two(), two())).infer_shape()[1] == [(2, 2)],
+    "zeros": lambda: mx.nd.zeros((TWO, TWO)).shape == (2, 2),
+    "zeros of a list": lambda: mx.nd.zeros([TWO, TWO]).shape == (2, 2),
+    "reshape": lambda: mx.nd.ones(4).reshape((TWO, TWO)).shape == (2, 2),
+    "tile": lambda: mx.nd.tile(mx.nd.ones(2), reps=(TWO,)).shape == (4,),
+    "split_v2": lambda: len(mx.nd.split_v2(mx.nd.ones(4), (TWO,))) == 2,
+    "Variable": lambda: mx.sym.var("x", shape=(TWO,)).infer_shape()[0] == [(2,)],
+    "Symbol": lambda: mx.sym.zeros((TWO, TWO)).infer_shape()[1] == [(2, 2)],
 }
 
 

@@ -64,7 +64,7 @@ def test_no_call_of_the_driver_fails_silently(libcuda, function):
 def test_a_library_that_cannot_be_loaded_is_a_missing_driver(monkeypatch):
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
     for function in (driver.gpus, driver.cuda_version):
-        with pytest.raises(DriverError, match=r"libcuda-that-is-not-there\.so\.1.*--gpus all"):
+        with pytest.raises(DriverError, match="libcuda-that-is-not-there.so.1.*--gpus all"):
             function()
 
 

@@ -61,8 +61,6 @@ def a6000(tmp_path_factory):
     return folder
 
 
-# The import, and the files of CUDA's libraries
-
 MAPPED = """
 import gluonpar, os
 paths = {line.split(maxsplit=5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
@@ -100,9 +98,6 @@ def test_parts_of_another_cudnn_on_the_loaders_path_are_not_used(a6000, tmp_path
         "import ctypes, gluonpar; print(ctypes.CDLL('libcudnn.so.8').cudnnOpsInferVersionCheck())"
     )
     assert output_of(program, libraries=[tmp_path, a6000]) == "0\n"
-
-
-# Computing on CPU contexts
 
 
 CORE = ("step/test_step.py", "collectives/test_collectives.py", "gluon/test_trainer.py")

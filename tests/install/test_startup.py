@@ -1,15 +1,9 @@
 """What importing gluonpar does to a process, and the error if MXNet cannot be imported."""
 
-import pathlib
-
 import pytest
 from processes import end_python
 
 from gluonpar.install import startup, wheels
-
-# gluonpar's module that lets MXNet be imported, without the rest of gluonpar.
-COMPATIBILITY = pathlib.Path(startup.__file__).with_name("compatibility.py")
-MXNET_FIRST = f"import runpy; runpy.run_path({str(COMPATIBILITY)!r})['install']()\n"
 
 
 def python(program, *arguments, **variables):
@@ -30,18 +24,6 @@ def test_numpy_testing_is_imported_before_mxnet():
     )
     # It is looked for twice before it is imported.
     assert done.stdout.split()[-1] == "True" and not done.stderr
-
-
-@pytest.mark.slow
-def test_after_operators_of_mxnet_it_works_without_a_word():
-    done = python(
-        MXNET_FIRST + "import mxnet as mx\n"
-        "mx.random.uniform(shape=(3,)).wait_to_read()\n"
-        "import gluonpar, gluonpar.step\n"
-        "a = [mx.nd.ones((1,), ctx=mx.cpu(i)) for i in range(2)]\n"
-        "gluonpar.allreduce(a)\nprint(a[1].asscalar())",
-    )
-    assert (done.stdout, done.stderr) == ("2.0\n", "")
 
 
 @pytest.mark.parametrize(

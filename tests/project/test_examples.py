@@ -13,8 +13,8 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAM = EXAMPLES / "training_loop.py"
 WAYS = ("trainer", "kvstore", "by-hand")
-# Steps of 40, 40 and 23 samples, so each device's share is another one in the last step.
-SMALL = ["--dataset=synthetic", "--limit=103", "--batch-size=40", "--epochs=2", "--device=cpu"]
+# Steps of 40, 40 and one sample: fewer than devices.
+SMALL = ["--dataset=synthetic", "--limit=81", "--batch-size=40", "--epochs=2", "--device=cpu"]
 
 
 def run(sums, num_devices, *options):
@@ -45,11 +45,6 @@ def test_the_three_end_with_the_same_bits(finished):
 def test_continuing_after_an_epoch_gives_the_bits_of_a_run_without_a_break(way, finished):
     want, folder = finished[way]
     assert same_bits(run(way, 2, f"--save-dir={folder}", "--resume=1"), want)
-
-
-def test_a_last_batch_with_fewer_samples_than_devices():
-    first, *others = (run(way, 2, "--limit=81") for way in WAYS)
-    assert all(same_bits(first, other) for other in others)
 
 
 def test_every_epoch_has_all_samples_in_another_order():

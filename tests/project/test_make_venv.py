@@ -24,27 +24,26 @@ esac
 class Machine:
     """A PATH on which no interpreter runs until a test adds one."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.bin, self.venv = folder / "bin", folder / "venv"
         self.bin.mkdir()
         for name in CANDIDATES:
-            self.program(name, "#!/bin/sh\nexit 127\n")  # as a pyenv shim of an inactive version
+            self.python(name, None)
 
-    def program(self, name: str, text: str) -> Path:
-        path = self.bin / name
-        path.write_text(text)
-        path.chmod(0o755)
-        return path
+    def python(self, name, version):
+        """Add an interpreter; without a version it fails, as a pyenv shim of an inactive one."""
+        text = INTERPRETER.format(version=version) if version else "#!/bin/sh\nexit 127\n"
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
 
-    def python(self, name: str, version: str) -> Path:
-        return self.program(name, INTERPRETER.format(version=version))
-
-    def make_venv(self, *wanted: str) -> subprocess.CompletedProcess:
+    def make_venv(self, *wanted):
+        """Return the error, or nothing after success."""
         command, path = ["sh", str(SCRIPT), str(self.venv), *wanted], f"{self.bin}:/usr/bin:/bin"
         environment = {**os.environ, "PATH": path}
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return done.stderr if done.returncode else ""
 
-    def made_by(self) -> str:
+    def made_by(self):
         return Path((self.venv / "made-by").read_text().strip()).name
 
 
@@ -60,34 +59,33 @@ def machine(tmp_path):
 def test_the_first_interpreter_of_a_supported_version_is_taken(machine, version, taken):
     machine.python("python3", version)
     machine.python("python3.10", "3.10")
-    assert machine.make_venv().returncode == 0
-    assert machine.made_by() == taken
+    assert not machine.make_venv() and machine.made_by() == taken
 
 
 def test_without_an_interpreter_the_error_lists_what_was_tried(machine):
     machine.python("python3", "3.15")
-    result = machine.make_venv()
-    assert result.returncode != 0 and not machine.venv.exists()
-    assert "python3 (3.15), python3.14 (does not run)" in result.stderr
+    assert "python3 (3.15), python3.14 (does not run)" in machine.make_venv()
+    assert not machine.venv.exists()
 
 
 def test_another_interpreter_replaces_the_environment_unless_it_does_not_fit(machine):
     machine.python("python3", "3.11")
     machine.python("python3.8", "3.8")
     machine.python("new", "3.15")
-    assert machine.make_venv().returncode == 0
+    assert not machine.make_venv()
     (machine.venv / "left-over").touch()
-    assert machine.make_venv("new").returncode != 0
+    assert machine.make_venv("new")
     assert (machine.venv / "left-over").exists() and machine.made_by() == "python3"
-    assert machine.make_venv("python3.8").returncode == 0
+    assert not machine.make_venv("python3.8")
     assert not (machine.venv / "left-over").exists() and machine.made_by() == "python3.8"
 
 
 def test_what_make_did_not_create_is_never_removed(machine):
     machine.python("python3", "3.11")
     (machine.venv / "bin").mkdir(parents=True)
-    assert machine.make_venv().returncode != 0 and (machine.venv / "bin").exists()
-    machine.python("hand-made", "3.10").rename(machine.venv / "bin" / "python")
-    assert machine.make_venv().returncode == 0  # it is an environment, which is used
-    assert machine.make_venv("python3").returncode != 0
+    assert machine.make_venv() and (machine.venv / "bin").exists()
+    machine.python("hand-made", "3.10")
+    (machine.bin / "hand-made").rename(machine.venv / "bin" / "python")
+    assert not machine.make_venv()  # it is an environment, which is used
+    assert machine.make_venv("python3")
     assert (machine.venv / "bin" / "python").exists()

@@ -61,7 +61,6 @@ def sdist(tree, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory):
-    """The wheel built from the sdist."""
     with zipfile.ZipFile(build("wheel", sdist, tmp_path_factory.mktemp("wheel"))) as made:
         yield made
 
@@ -101,19 +100,11 @@ def test_the_installed_command_works_outside_a_checkout(wheel, tmp_path):
         return end(program, *arguments, cwd=tmp_path, PYTHONPATH=str(target))
 
     assert console("--version").stdout == f"gluonpar {gluonpar.__version__}\n"
-    small = ["--device", "cpu", "--num-gpus", "2"]
     data = ["--dataset", "synthetic", "--limit", "32", "--epochs", "1", "--save-dir", "out"]
-    bench = ["--min-bytes", "4K", "--max-bytes", "4K", "--iters", "1", "--algorithms", "ring"]
-    for arguments, words in (
-        (["train", *small, *data, "--plot", "out/a.png"], "test acc: "),
-        (["bench", *small, *bench, "--json", "out/bench.json"], "\nring "),
-        (["doctor"], "nothing is wrong\n"),
-    ):
-        done = console(*arguments)
-        assert (done.returncode, done.stderr) == (0, ""), done
-        assert words in done.stdout
+    done = console("train", "--device", "cpu", *data, "--plot", "out/a.png")
+    assert (done.returncode, done.stderr) == (0, "") and "test acc: " in done.stdout
     names = {path.suffix for path in (tmp_path / "out").iterdir()}
-    assert names == {".params", ".npz", ".png", ".json"}
+    assert names == {".params", ".npz", ".png"}
     done = console("selftest", "--num-gpus", "0")
     assert done.returncode == 2 and done.stderr.startswith("gluonpar selftest: error: --num-gpus ")
 

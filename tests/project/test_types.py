@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import end
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
@@ -69,14 +68,11 @@ def test_a_program_passes_and_each_wrong_call_is_found(checker, tmp_path):
     path, lines = tmp_path / "program.py", PROGRAM.count("\n")
     # MXNet has no types, and what pyright reads from its code is often wrong.
     (tmp_path / "pyrightconfig.json").write_text('{"useLibraryCodeForTypes": false}', "utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def errors(text):
         path.write_text(text, "utf-8")
-        command = [sys.executable, "-m", checker, *COMMANDS[checker], path.name]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-        )
+        command = ("-m", checker, *COMMANDS[checker], path.name)
+        done = end(*command, cwd=tmp_path, PYTHONPATH=str(ROOT))
         found = [line for line in done.stdout.splitlines() if " error: " in line]
         assert done.returncode == bool(found), done.stdout + done.stderr
         return found

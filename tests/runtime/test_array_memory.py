@@ -38,24 +38,10 @@ def test_kind_and_context_are_those_of_mxnet():
 
 
 @pytest.mark.cpu("the memory of GPUs cannot be viewed")
-def test_a_view_begins_where_the_array_does():
-    whole = mx.nd.arange(12)
+def test_an_array_that_has_no_memory_yet_can_be_viewed():
     late = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle((5,), mx.cpu(), True, np.float32))
-    mx.nd.waitall()
-    memory.view(late)[:] = 7  # it had no memory yet
-    memory.view(whole[4:9])[:] += 1
-    assert whole.asnumpy().tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 9, 10, 11]
+    memory.view(late)[:] = 7
     assert late.asnumpy().tolist() == [7] * 5
-
-
-@pytest.mark.cpu("oneDNN has layouts of its own on CPU contexts only")
-def test_an_array_in_a_layout_of_onednn_is_viewed_in_the_ordinary_one():
-    X, weight = mx.nd.random.normal(shape=(2, 8, 9, 9)), mx.nd.random.normal(shape=(16, 8, 3, 3))
-    out, same = (
-        mx.nd.Convolution(X, weight, kernel=(3, 3), num_filter=16, no_bias=True) for _ in range(2)
-    )
-    out.wait_to_read()
-    np.testing.assert_array_equal(memory.view(out), same.asnumpy().ravel())
 
 
 @pytest.mark.cpu("CPU contexts are allocated here")

@@ -103,7 +103,7 @@ def assert_same_bits(got, want):
 @pytest.mark.parametrize("devices", [(0, 0), (2, 1)], ids=str)
 @pytest.mark.parametrize("together", [False, True])
 def test_two_replicas_trained_in_turns_are_each_trained_alone(devices, together):
-    """A static graph keeps the gradients that it first wrote. Also if both run before backward."""
+    """A static graph keeps writing its first gradients. Also where both run before backward."""
     both = [gluonpar.get_params(start(seed), mx.cpu(c)) for seed, c in enumerate(devices)]
     attached = [[memory.chunk(param.grad) for param in params] for params in both]
     seen = [[], []]

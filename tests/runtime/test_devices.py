@@ -1,6 +1,7 @@
 """devices.choose: exactly the requested devices, an error, or CPU devices and a notice."""
 
 import os
+from unittest import mock
 
 import mxnet as mx
 import pytest
@@ -27,42 +28,37 @@ def machine(monkeypatch):
     def pretend(*capabilities, counted=None, cuda_wheel=False, cuda=(11, 0), fault=None):
         shown = [driver.Gpu(i, f"Card {i}", cap) for i, cap in enumerate(capabilities)]
 
-        def list_gpus():
-            if isinstance(fault, driver.DriverError):
-                raise fault
-            return shown
-
-        def num_gpus():
-            if isinstance(fault, mx.base.MXNetError):
-                raise fault
-            return len(shown) if counted is None else counted
+        def answers(value, error):
+            raised = fault if isinstance(fault, error) else None
+            return mock.Mock(return_value=value, side_effect=raised)
 
         class Features:
             def is_enabled(self, name):
                 return cuda_wheel and name == "CUDA"
 
-        monkeypatch.setattr(driver, "gpus", list_gpus)
+        monkeypatch.setattr(driver, "gpus", answers(shown, driver.DriverError))
         monkeypatch.setattr(driver, "cuda_version", lambda: cuda)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        monkeypatch.setattr(mx.context, "num_gpus", num_gpus)
+        number = len(shown) if counted is None else counted
+        monkeypatch.setattr(mx.context, "num_gpus", answers(number, mx.base.MXNetError))
         monkeypatch.setattr(mx.runtime, "Features", Features)
 
     return pretend
 
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-@pytest.mark.parametrize(("present", "requested"), [(1, 1), (4, 3), (4, None)])
-def test_as_many_gpus_or_more_are_used_without_a_notice(machine, present, requested, device):
+@pytest.mark.parametrize(
+    ("present", "request_", "ids"),
+    [
+        (1, {"num_gpus": 1}, [0]),
+        (4, {"num_gpus": 3}, [0, 1, 2]),
+        (4, {}, [0, 1, 2, 3]),
+        (4, {"gpus": (3, 0)}, [3, 0]),
+    ],
+)
+def test_gpus_are_used_in_their_order_without_a_notice(machine, present, request_, ids, device):
     machine(*[T4] * present)
-    assert choose(requested, device=device) == DeviceChoice(gpus(*range(requested or present)))
-
-
-@pytest.mark.parametrize(("present", "words"), [(1, "1 GPU here"), (2, "2 GPUs here")])
-@pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_fewer_gpus_than_requested_is_an_error_that_says_how_many(machine, present, words, device):
-    machine(*[T4] * present)
-    with pytest.raises(ValueError, match=f"num_gpus=3, .* {words}"):
-        choose(3, device=device)
+    assert choose(**request_, device=device) == DeviceChoice(gpus(*ids))
 
 
 def test_device_cpu_gives_cpu_devices_without_a_notice_and_counts_no_gpus(monkeypatch):
@@ -92,11 +88,7 @@ CUDA_FAILS = mx.base.MXNetError("CUDA: (999 vs. 0) unknown")
         ([], {"fault": driver.DriverError("no driver here")}, ["no driver here"]),
         ([], {}, ["the NVIDIA driver shows no GPU"]),
         ([H200], {}, ["gpu 0 Card 0, compute capability 9.0", "5.0 to 8.9"]),
-        (
-            [],
-            {"fault": driver.DriverError("cuInit failed with error 803")},
-            ["cuInit failed with error 803"],
-        ),
+        ([], {"fault": driver.DriverError("cuInit failed")}, ["cuInit failed"]),
         ([T4], {"counted": 0}, ["gpu 0 Card 0", "without CUDA", "pip install -e '.[cu112]'"]),
         ([T4], {"counted": 0, "cuda_wheel": True, "cuda": (10, 2)}, ["CUDA up to 10.2", "11.0"]),
         ([T4], {"counted": 0, "cuda_wheel": True}, ["gpu 0 Card 0", "finds none", "doctor"]),
@@ -118,12 +110,6 @@ def test_without_a_usable_gpu_cpu_devices_and_a_notice_or_an_error_that_says_why
     assert all(expected in str(caught.value) for expected in words)
 
 
-def test_ids_are_used_in_their_order(machine):
-    machine(*[T4] * 4)
-    assert choose(gpus=[3, 0]) == DeviceChoice(gpus(3, 0))
-    assert choose(gpus=(2, 1), device="gpu").ctx == gpus(2, 1)
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -133,6 +119,8 @@ def test_ids_are_used_in_their_order(machine):
         ({"gpus": []}, r"gpus .*\[\]"),
         ({"gpus": [0], "num_gpus": 1}, r"gpus=\[0\] and num_gpus=1"),
         ({"gpus": [0, 1], "device": "cpu"}, r"gpus=\[0, 1\] and device='cpu'"),
+        ({"num_gpus": 3}, "num_gpus=3, .* 2 GPUs here"),
+        ({"num_gpus": 3, "device": "gpu"}, "num_gpus=3, .* 2 GPUs here"),
         ({"num_gpus": 0}, "num_gpus .*at least 1, got 0"),
         ({"num_gpus": 1025, "device": "cpu"}, "num_gpus .*1024.* got 1025"),
         ({"device": "tpu"}, "device must be one of auto, gpu, cpu, got 'tpu'"),

@@ -13,9 +13,7 @@ from gluonpar.runtime import engine, memory
 
 WAYS = {"worker": {}, "prioritized": {"prioritized": True}, "inline": {"inline": True}}
 all_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-on_other_threads = pytest.mark.parametrize(
-    "way", [WAYS["worker"], WAYS["prioritized"]], ids=["worker", "prioritized"]
-)
+on_other_threads = pytest.mark.parametrize("way", [*WAYS.values()][:2], ids=[*WAYS][:2])
 
 
 def arrays(*ids):
@@ -121,18 +119,15 @@ def test_two_thousand_functions_pushed_from_four_threads_all_run_and_are_freed(w
     assert len(functions) == 2000 and not any(function() for function in functions)
 
 
-@pytest.mark.parametrize("prioritized", [True, False])
 @pytest.mark.parametrize("ctx", [mx.cpu(0), mx.cpu(3)], ids=str)
-def test_a_prioritized_function_does_not_queue_behind_the_contexts_operators(ctx, prioritized):
-    """The worker waits for what is pushed after its operator; an ordinary push stays queued."""
+def test_a_prioritized_function_does_not_queue_behind_the_contexts_operators(ctx):
+    """The context's worker waits for what is pushed after its operator."""
     (held, other), _ = arrays(ctx.device_id, ctx.device_id)
     released, passed = threading.Event(), []
-    seconds = 600 if prioritized else 0.1
-    engine.push(lambda: passed.append(released.wait(seconds)), ctx, writes=[held])
-    engine.push(released.set, ctx, writes=[other], prioritized=prioritized)
+    engine.push(lambda: passed.append(released.wait(60)), ctx, writes=[held])
+    engine.push(released.set, ctx, writes=[other], prioritized=True)
     held.wait_to_read()
-    other.wait_to_read()
-    assert passed == [prioritized]
+    assert passed == [True]
 
 
 def python(program):

@@ -1,4 +1,4 @@
-"""A process that is forked computes as its parent does, and leaves to it what is the parent's."""
+"""A forked process computes as its parent does, and reports none of its parent's errors."""
 
 from processes import end_python, run_python
 

@@ -52,17 +52,6 @@ def test_a_function_that_runs_at_once_ends_before_ctrl_c_is_raised_by_push():
     assert ended == [True] and array.asscalar() == 0
 
 
-def test_ctrl_c_twice_in_nested_contexts_is_raised_once_at_the_end():
-    reached = []
-    with pytest.raises(KeyboardInterrupt):
-        with interrupts.held():
-            with interrupts.held():
-                ctrl_c()
-            ctrl_c()
-            reached.append("the end")
-    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_a_sum_that_is_interrupted_between_two_hops_is_complete(monkeypatch):
     add = executor.OPERATORS["sum"]
 
@@ -148,7 +137,9 @@ def test_each_signal_that_waits_is_handled_once_and_the_others_after_one_that_ra
     handled(signal.SIGALRM, limit)
     handled(signal.SIGUSR1, lambda *_: calls.append("user"))
     with pytest.raises(TimeoutError), interrupts.held():
-        for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGALRM):
+        with interrupts.held():
+            signal.raise_signal(signal.SIGALRM)
+        for number in (signal.SIGUSR1, signal.SIGALRM):
             signal.raise_signal(number)
         assert not calls
     with interrupts.held():

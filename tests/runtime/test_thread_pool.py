@@ -15,17 +15,12 @@ def tiny_blocks(monkeypatch):
     monkeypatch.setattr(threads, "BYTES_PER_THREAD", 1)
 
 
-@pytest.fixture(scope="module")
-def three_threads():
-    """The pool of a machine with four processors."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "cores", lambda: 4)
-        return threads.pool.__wrapped__()
-
-
 @pytest.fixture
-def pool_of_three(monkeypatch, three_threads):
-    monkeypatch.setattr(threads, "pool", lambda: three_threads)
+def pool_of_three(monkeypatch):
+    """The pool of a machine with four processors."""
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    made = threads.pool.__wrapped__()
+    monkeypatch.setattr(threads, "pool", lambda: made)
 
 
 def increment(*blocks):
@@ -58,7 +53,7 @@ def run_on_two(function):
 
 @pytest.mark.parametrize("failing", ["the calling thread", "a pool thread"])
 def test_an_error_is_raised_when_no_thread_uses_the_arrays(pool_of_three, failing):
-    """One thread fails while the other is inside its block; run returns after that one left."""
+    """One thread fails while the other is inside its block; run returns after the other."""
     caller, failed, left = threading.get_ident(), threading.Event(), []
     both = threading.Barrier(2)
 

@@ -74,8 +74,7 @@ def test_a_fork_restarts_all_workers_and_they_keep_their_share():
 
 @pytest.mark.slow
 def test_the_users_own_number_is_kept():
-    program = "threads.share(cpus(1)); print(team(0))"
-    assert python(program, OMP_NUM_THREADS="3") == ["3"]
+    assert python("threads.share(cpus(1)); print(team(0))", OMP_NUM_THREADS="3") == ["3"]
 
 
 @pytest.mark.slow

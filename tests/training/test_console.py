@@ -3,7 +3,6 @@
 import io
 
 import mxnet as mx
-import pytest
 
 from gluonpar.training import Console, Epoch, History
 
@@ -15,12 +14,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def console():
-    return Console(io.StringIO(), io.StringIO())
-
-
-def test_the_last_line_has_the_last_accuracy_and_the_mean_time(console):
+def test_the_last_line_has_the_last_accuracy_and_the_mean_time():
+    console = Console(io.StringIO())
     epochs = [Epoch(i, seconds, 1, i / 4, 1) for i, seconds in enumerate((1, 2, 6), 1)]
     console.result(History(CTX, epochs))
     assert console.out.getvalue() == "test acc: 0.75, 3.0 sec/epoch on [cpu(0), cpu(1)]\n"

@@ -97,7 +97,7 @@ def test_synthetic_data_are_the_same_everywhere():
 
 @given(st.integers(0, 40), st.integers(1, 50), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_batches_hold_every_sample_once_with_its_label(count, batch_size, shuffled, halved, first):
-    """Also if two processes take half of each batch, and after the ``first`` batches."""
+    """Also where each of two processes takes half of each batch, and from batch ``first`` on."""
     labels = np.arange(count)
     images = (labels * 7 + 3).reshape(count, 1, 1, 1)
     shares = [lambda n: slice(0, n // 2), lambda n: slice(n // 2, n)] if halved else [None]

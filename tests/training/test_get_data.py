@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,30 +19,19 @@ NOT_FOUND = FileNotFoundError("was not found")
 DATASET = dataset.synthetic(0, 10, 10)
 
 
-@pytest.fixture
-def script(monkeypatch):
-    """The script as a module, for root, with apt-get there."""
-    spec = importlib.util.spec_from_file_location("get_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(module.os, "geteuid", lambda: 0)
-    return module
-
-
 @pytest.mark.parametrize(
-    ("found", "statuses", "executed"),
+    ("found", "statuses", "executed", "without"),
     [
-        ([DATASET], [], []),
-        ([ValueError("FILE: damaged")], [], []),
-        ([NOT_FOUND, DATASET], [100, 0, 0], ["install", "update", "install"]),
-        ([NOT_FOUND], [100, 0, 100], ["install", "update", "install"]),
-        ([NOT_FOUND], [100, 100], ["install", "update"]),
+        ([DATASET], [], [], None),
+        ([ValueError("FILE: damaged")], [], [], None),
+        ([NOT_FOUND, DATASET], [100, 0, 0], ["install", "update", "install"], None),
+        ([NOT_FOUND], [100, 0, 100], ["install", "update", "install"], None),
+        ([NOT_FOUND], [100, 100], ["install", "update"], None),
+        *(([NOT_FOUND], [], [], what) for what in ("root", "apt-get", "a choice of folders")),
     ],
 )
 def test_debians_package_is_installed_if_nothing_is_found(
-    script, found, statuses, executed, monkeypatch, capsys
+    found, statuses, executed, without, monkeypatch, capsys
 ):
     """Each call of ``load`` in turn finds or raises the next of ``found``."""
     outcomes, statuses, commands = iter(found), iter(statuses), []
@@ -57,27 +48,17 @@ def test_debians_package_is_installed_if_nothing_is_found(
         return subprocess.CompletedProcess(command, next(statuses))
 
     monkeypatch.setattr(dataset, "load", load)
-    monkeypatch.setattr(script.subprocess, "run", execute)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
+    monkeypatch.setattr(subprocess, "run", execute)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000 if without == "root" else 0)
+    apt_get = None if without == "apt-get" else "/usr/bin/apt-get"
+    monkeypatch.setattr(shutil, "which", lambda name: apt_get)
+    options = ["--data-dir", "somewhere"] if without == "a choice of folders" else []
     fails = isinstance(found[-1], Exception)
-    assert (script.main([]), commands) == (fails, executed)
+    main = runpy.run_path(str(SCRIPT))["main"]
+    assert (main(options), commands) == (fails, executed)
     out, err = capsys.readouterr()
     assert (str(found[-1]) in err) if fails else out.endswith(f"synthetic: {DATASET.source}\n")
-
-
-@pytest.mark.parametrize("reason", ["not root", "no apt-get", "--data-dir"])
-def test_apt_get_is_not_tried_without_root_or_with_a_data_dir(script, reason, monkeypatch, capsys):
-    if reason == "not root":
-        monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
-    elif reason == "no apt-get":
-        monkeypatch.setattr(script.shutil, "which", lambda name: None)
-
-    def load(data_dir=None):
-        raise NOT_FOUND
-
-    monkeypatch.setattr(dataset, "load", load)
-    monkeypatch.setattr(script.subprocess, "run", None)
-    assert script.main(["--data-dir", "somewhere"] if reason == "--data-dir" else []) == 1
-    assert "was not found" in capsys.readouterr().err
 
 
 @pytest.mark.slow

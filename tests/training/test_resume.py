@@ -96,12 +96,6 @@ def test_more_epochs_go_on_from_the_newest_checkpoint_of_a_finished_run(whole, c
     assert figures(more) == figures(never_stopped)
 
 
-def test_a_checkpoint_that_does_not_exist_is_an_error_before_training():
-    for resume in ("missing.npz", "/missing/folder"):
-        with pytest.raises(ResumeError, match=f"no file {resume}"):
-            run(resume=resume)
-
-
 def test_the_last_n_are_kept(tmp_path):
     run(save_dir=str(tmp_path), save_every=1, keep=2).train()
     names = sorted(path.name for path in tmp_path.glob("*.npz"))
@@ -114,6 +108,7 @@ def test_the_last_n_are_kept(tmp_path):
         ({"batch_size": 32}, "batch_size was 16 and is now 32"),
         ({"seed": 7}, "seed was 0 and is now 7"),
         ({"limit": 80}, "limit was 90 and is now 80"),
+        ({"early_stop": 2}, "early_stop was None and is now True"),  # other images are held out
     ],
 )
 def test_another_configuration_is_refused_by_name(whole, change, words):
@@ -152,9 +147,6 @@ def test_two_runs_are_not_mixed_in_one_folder(tmp_path):
 
 def test_without_a_checkpoint_bare_resume_starts_at_the_beginning(tmp_path):
     assert bits(run(save_dir=str(tmp_path), resume="").train()) == bits(run().train())
-
-
-# Processes
 
 
 def start(*arguments, wrapper=()):
@@ -207,21 +199,28 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path):
     assert len(list((tmp_path / "killed").glob("*.npz"))) == 3
 
 
-def test_sigterm_saves_and_ends_with_143(tmp_path):
-    arguments = ("--limit", "240", "--epochs", "2", "--save-dir")
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [(signal.SIGTERM, 143, "ended by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_ends_a_run_with_its_code_and_the_checkpoint_to_resume(
+    number, code, says, tmp_path
+):
+    """After SIGTERM it is of the last step, after Ctrl-C of the last epoch."""
+    arguments = ("--limit", "240", "--epochs", "3", "--save-dir")
     out, err = start(*arguments, str(tmp_path / "whole")).communicate()
     assert "test acc: " in out, err
     process = start(*arguments, str(tmp_path / "ended"))
-    after_batches(process, 7)
-    process.terminate()
+    after_batches(process, 37)
+    process.send_signal(number)
     _, err = process.communicate()
-    assert process.returncode == 143, err
-    assert re.search(
-        r"ended by SIGTERM; --resume continues from .*lenet-epoch-0001-batch-0000\d\d.npz", err
-    )
+    newest = max(map(str, (tmp_path / "ended").glob("*.npz")))
+    assert (process.returncode, "batch" in newest) == (code, number == signal.SIGTERM), err
+    assert err.strip() == f"train_lenet.py: {says}; --resume continues from {newest}"
+    assert {path.suffix for path in (tmp_path / "ended").iterdir()} == {".params", ".npz"}
     out, _ = start(*arguments, str(tmp_path / "ended"), "--resume").communicate()
-    assert re.search(r"resumed: .*, epoch 1, \d+ of 30 batches done", out)
-    name = "lenet-epoch-0002.params"
+    assert f"resumed: {newest}, epoch " in out
+    name = "lenet-epoch-0003.params"
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "ended" / name).read_bytes()
 
 

@@ -26,6 +26,10 @@ def bits(history):
     return [param.asnumpy().tobytes() for param in history.params]
 
 
+def figures(history):
+    return [(epoch.loss, epoch.test_accuracy) for epoch in history.epochs]
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     first, second, other = (train(k, num_epochs=2, seed=seed) for seed in (0, 0, 1))
@@ -33,18 +37,12 @@ def test_one_seed_and_number_of_devices_give_the_same_bits(k):
     for one, another in zip(first.params, other.params):
         if one.ndim > 1:  # other initial values, not only another order
             assert abs(one.asnumpy() - another.asnumpy()).max() > 0.1
-    assert [e.loss for e in first.epochs] == [e.loss for e in second.epochs]
+    assert figures(first) == figures(second)
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_run_on_k_devices_equals_a_plain_loop_with_gluons_own_trainer(k):
-    options = {
-        "batch_size": 16,
-        "limit": 81,
-        "num_epochs": 2,
-        "lr": 0.05,
-    }  # one sample is left over
-    history = train(k, **options)
+    history = train(k, batch_size=16, limit=81, num_epochs=2, lr=0.05)  # one sample is left over
     mx.random.seed(0)
     net, start = lenet.LeNet(), lenet.init_lenet(INIT_SCALE)
     net.initialize()
@@ -78,9 +76,7 @@ def test_numpy_semantics_change_nothing_and_are_the_callbacks(model, monkeypatch
         assert semantics() == (True, True)
     assert seen == [(True, True)]
     assert bits(of_np) == bits(plain)
-    assert [(e.loss, e.test_accuracy) for e in of_np.epochs] == [
-        (e.loss, e.test_accuracy) for e in plain.epochs
-    ]
+    assert figures(of_np) == figures(plain)
 
 
 def test_a_run_learns_and_the_historys_parameters_reach_its_accuracy():
@@ -147,12 +143,15 @@ def test_the_profile_has_twenty_steps_of_the_first_epoch_and_changes_no_bit(
     monkeypatch.setattr(mx.profiler, "set_state", lambda s: (states.append(s), set_state(s)))
     options = {"limit": limit, "batch_size": 8, "num_epochs": 2}
     options.update(dataset="synthetic", device="cpu")
-    run = Run(Configuration(2, profile=True, **options), Console(io.StringIO()))
+    out = io.StringIO()
+    run = Run(Configuration(2, profile=True, **options), Console(out))
     plain = train(2, **options)
     run.train()
     assert run.profiler.steps == steps and states == ["run", "stop"]
+    first, rest = out.getvalue().partition("profile of epoch 1: ")[2].split("\n", 1)
+    assert first.startswith("steps {} to {}, ".format(*steps)) and "\ntotal " in rest
     assert bits(run.history) == bits(plain)
-    assert [e.loss for e in run.history.epochs] == [e.loss for e in plain.epochs]
+    assert figures(run.history) == figures(plain)
 
 
 def test_python_is_never_more_than_a_few_steps_ahead(monkeypatch):
