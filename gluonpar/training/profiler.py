@@ -1,14 +1,17 @@
-"""A profile of some training steps: how long each operator takes."""
+"""A profile of some training steps: how long each operator takes on each device."""
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
+import re
 import tempfile
 import time
 from typing import Any, Sequence
 
 import mxnet as mx
+import numpy as np
 
 from gluonpar.sharding import as_list
 
@@ -22,7 +25,7 @@ class Profiler:
 
     Call :meth:`step` at the end of each step. The window of these steps, which may end earlier with
     the ``with`` block, begins and ends by waiting for all devices. Outside it nothing is recorded
-    and nothing costs time. In it MXNet does not join operators, other than those of static graphs.
+    and nothing costs time.
 
     MXNet has one profiler per process: nothing else may use it in the window, and its settings are
     not restored. It does not record which threads wait for a processor: an operator that does so
@@ -36,17 +39,21 @@ class Profiler:
         num_steps: int = NUM_STEPS,
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
-        most = len(os.sched_getaffinity(0)) + 2  # of CPU contexts, as MXNet counts processors
+        processors = len(os.sched_getaffinity(0))  # as MXNet counts them
+        most = processors + 2
         for context in self.ctx:
             if context.device_type == "cpu" and context.device_id >= most:
                 raise ValueError(
                     f"{context} cannot be profiled: MXNet can profile at most {most} CPU contexts "
                     "on this machine; use fewer"
                 )
+        # A context's number in MXNet's profile, where the GPUs come after the processors.
+        numbers = [c.device_id + processors * (c.device_type == "gpu") for c in self.ctx]
+        self._devices = {number: i for i, number in enumerate(numbers)}
         self._num_taken = -1  # 0 once the block has begun
         self._folder: tempfile.TemporaryDirectory | None = None  # while recording
-        self._begin = self._seconds = 0.0  # of the window
-        self._times: dict[str, float] = {}  # milliseconds of all devices in the window
+        self._begin = self._seconds = 0.0  # of the window, the first by MXNet's clock
+        self._operators: dict[str, np.ndarray] = {}  # microseconds on each device in the window
 
     def __enter__(self) -> Profiler:
         self.step()
@@ -59,20 +66,20 @@ class Profiler:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
         if self._num_taken == self.warm_up:
-            omit = dict.fromkeys(["profile_memory", "profile_api", "continuous_dump"], False)
-            kinds = ["profile_symbolic", "profile_imperative", "aggregate_stats"]
-            # MXNet deletes what has this name, and writes its list of events there.
+            # With aggregate_stats MXNet would run one operator at a time.
+            omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
+            record = {"profile_symbolic": True, "profile_imperative": True}
             self._folder = tempfile.TemporaryDirectory(prefix="gluonpar-")
-            name = os.path.join(self._folder.name, "profile.json")
+            self._path = pathlib.Path(self._folder.name) / "profile.json"
             mx.nd.waitall()
-            mx.profiler.set_config(filename=name, **dict.fromkeys(kinds, True), **omit)
+            mx.profiler.set_config(filename=str(self._path), **record, **dict.fromkeys(omit, False))
             mx.profiler.set_state("run")
-            self._begin = time.perf_counter()
+            self._begin = time.time_ns() / 1000  # microseconds of MXNet's profiler's clock
         elif self._num_taken == self.warm_up + self.num_steps:
             self._end()
 
     def _end(self) -> None:
-        """End the window, unless it has ended, and keep the operators' times."""
+        """Add up the times of the operators that began in the window, unless it has ended."""
         if self._folder is None:
             return
         with self._folder:
@@ -80,11 +87,18 @@ class Profiler:
             try:
                 mx.nd.waitall()
             finally:
-                self._seconds = time.perf_counter() - self._begin
+                end = time.time_ns() / 1000
                 mx.profiler.set_state("stop")
-                report = json.loads(mx.profiler.dumps(reset=True, format="json"))
-        operators = report["Time"].get("operator", {})
-        self._times = {name: times["Total"] for name, times in operators.items()}
+                mx.profiler.dump()
+            # All but a process's first file begin with a comma that JSON does not allow.
+            content = re.sub(r"\[\s*,", "[", self._path.read_text(), count=1)
+        self._seconds = (end - self._begin) / 1e6
+        events = json.loads(content)["traceEvents"]
+        for first, last in zip(events, events[1:]):  # an operator's two events are neighbours
+            device = self._devices.get(first["pid"])
+            if first["ph"] == "B" and device is not None and self._begin <= first["ts"] <= end:
+                times = self._operators.setdefault(first["name"], np.zeros(len(self.ctx)))
+                times[device] += min(last["ts"], end) - first["ts"]
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -92,10 +106,10 @@ class Profiler:
         return self.warm_up + 1, min(self._num_taken, self.warm_up + self.num_steps)
 
     def table(self) -> str:
-        """Return a table of milliseconds per step by operator, and their total.
+        """Return a table of milliseconds per step by operator and device, and their total.
 
-        They are means over the devices. The first line has the time of a step: in the rest of it, a
-        device waits for another one or for Python. Raises ValueError if no step was recorded.
+        The first line has the time of a step: in the rest of it, a device waits for another one or
+        for Python. Raises ValueError if no step was recorded.
         """
         first, last = self.steps
         num_steps = last - self.warm_up
@@ -104,12 +118,12 @@ class Profiler:
                 f"no step was profiled: the loop has taken {self._num_taken} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
-        times = sorted(self._times.items(), key=lambda item: -item[1])
-        times.append(("total", sum(self._times.values())))
+        times = sorted(self._operators.items(), key=lambda item: -item[1].sum())
+        times.append(("total", sum(self._operators.values(), np.zeros(len(self.ctx)))))
         lines = [f"steps {first} to {last}, {1e3 * self._seconds / num_steps:.1f} ms per step"]
-        lines.append("operator".ljust(_LONGEST_NAME) + f"    ms per step, mean of {self.ctx}")
-        for name, milliseconds in times:
+        lines.append("ms per step".ljust(_LONGEST_NAME) + "".join(f"{c!s:>10}" for c in self.ctx))
+        for name, of_devices in times:
             short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-            mean = milliseconds / num_steps / len(self.ctx)
-            lines.append(f"{short:<{_LONGEST_NAME}}{mean:10.2f}")
+            cells = "".join(f"{time / num_steps / 1e3:10.2f}" for time in of_devices)
+            lines.append(short.ljust(_LONGEST_NAME) + cells)
         return "\n".join(lines)

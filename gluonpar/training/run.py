@@ -77,8 +77,11 @@ class Run:
         collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
-        # First, so that the plot may be in it.
+        # First, so that the other files may be in it.
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
+            if not path.is_file():
+                raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
         if config.plot:
             history.check_plot(config.plot)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)

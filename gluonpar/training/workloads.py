@@ -3,11 +3,11 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (the methods of both classes are documented in LeNetWorkload)
+# ruff: noqa: D102 (the methods are documented in Workload)
 from __future__ import annotations
 
 import os
-from typing import Any, Sequence, Union
+from typing import Any, Protocol, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,12 +28,34 @@ INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
-class LeNetWorkload:
-    """LeNet as a plain function, trained by :func:`train_batch`.
+class Workload(Protocol):
+    """A model that is trained on devices, each of which holds all parameters."""
 
-    ``trained`` and ``trainer`` are what a checkpoint saves. ``copies`` has, for each parameter, its
-    arrays on all devices. A step on CPU contexts takes ``sample_bytes`` per sample, as measured.
-    """
+    copies: Sequence[Sequence[mx.nd.NDArray]]  # per parameter, its arrays on all devices
+    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]  # the parameters for a checkpoint
+    trainer: Trainer | None  # which a checkpoint saves, too
+    sample_bytes: int  # of memory that a step on CPU contexts takes per sample, as measured
+
+    def step(
+        self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
+    ) -> Sequence[mx.nd.NDArray]:
+        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
+
+        Returns each device's losses, one per sample.
+        """
+
+    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Return the share of images whose highest score is at their label."""
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the parameters, whole or not at all."""
+
+    def save_onnx(self, path: str | os.PathLike) -> None:
+        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
+
+
+class LeNetWorkload(Workload):
+    """LeNet as a plain function, trained by :func:`train_batch`."""
 
     name, default_lr, sample_bytes = "lenet", 0.2, 200_000
     trainer = None
@@ -47,27 +69,20 @@ class LeNetWorkload:
         self.copies = list(zip(*self.trained))
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
-        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
-
-        Returns each device's losses, one per sample.
-        """
         options: dict[str, Any] = {**self.options, "batch_size": batch_size}
         return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **options)
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Return the share of images whose highest score is at their label."""
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the parameters, whole or not at all."""
         files.save_params(path, self.trained[0])
 
     def save_onnx(self, path: str | os.PathLike) -> None:
-        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
-class GluonWorkload:
+class GluonWorkload(Workload):
     """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
@@ -145,5 +160,7 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     return lenet.lenet(lenet.standardize(X), params)
 
 
-Workload = Union[LeNetWorkload, GluonWorkload]
-WORKLOADS: dict[str, type[Workload]] = {w.name: w for w in (LeNetWorkload, ResNet18Workload)}
+WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
+    LeNetWorkload.name: LeNetWorkload,
+    ResNet18Workload.name: ResNet18Workload,
+}

@@ -148,7 +148,7 @@ def test_missing_data_is_2_and_names_the_folder_and_the_alternatives(command, tm
 def test_a_folder_where_a_checkpoint_would_be_is_refused(command, tmp_path):
     (tmp_path / "lenet-epoch-0002.npz").mkdir()
     code, out, [line] = command(*SMALL, "--save-dir", tmp_path)
-    assert (code, out) == (2, []) and "0002.npz is a later" in line and "--save-dir" in line
+    assert (code, out) == (2, []) and "0002.npz is in the way" in line and "--save-dir" in line
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -89,7 +90,9 @@ def _download(folder: Path) -> list[str]:
     """
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
-    get, failed = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS), []
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    progressbar = terminal and os.environ.get("TERM") != "dumb"
+    get, failed = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS), []
     for mirror in MIRRORS:
         try:
             for stem in missing(folder):
