@@ -30,16 +30,25 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ``BatchNorm``. The block may be hybridized, exported and imported; ``static_shape`` has no
     effect on a network with it.
 
-    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two
-    (docs/guide.md has an example). The devices are those of the call's tasks, so a batch may have
-    fewer samples than there are devices; the other devices get the running statistics, too, except
-    for an imported symbol. A plain loop, ``[net(X) for X, y in shards]``, could wait for ever there
-    (docs/design-notes.md). It is refused: at once, with a RuntimeError; in a hybridized network
-    whose shapes are not known yet with a ValueError, and if it has been called before with an
-    MXNetError where a result is read. On GPUs, and in prediction, plain loops work. Their number of
-    devices is ``num_devices`` (:func:`set_num_devices`) or, if that is None, the number of contexts
-    that hold the parameters; an imported symbol trains in them on as many devices as when it was
-    traced.
+    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
+    devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
+    the other devices get the running statistics, too, except for an imported symbol::
+
+        def forward_backward(shard):
+            X, y = shard
+            with autograd.record():
+                losses = loss(net(X), y)
+            losses.backward()
+            return losses
+
+        losses = gluonpar.run_tasks(forward_backward, shards, ctx)
+
+    A plain loop, ``[net(X) for X, y in shards]``, could wait for ever there (docs/design-notes.md).
+    It is refused: at once, with a RuntimeError; in a hybridized network whose shapes are not known
+    yet with a ValueError, and if it has been called before with an MXNetError where a result is
+    read. On GPUs, and in prediction, plain loops work. Their number of devices is ``num_devices``
+    (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
+    an imported symbol trains in them on as many devices as when it was traced.
 
     In a job of several processes the devices are those of all ranks: P ranks with K devices each
     have the bits of one process with P x K (docs/cluster.md says what ranks must do alike). A layer

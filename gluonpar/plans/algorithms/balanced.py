@@ -20,7 +20,11 @@ from gluonpar.plans.registry import register
 
 @register("balanced")
 def plan(num_devices: int) -> list[Hop]:
-    """Device c sums chunk c of all devices by direct sends, then sends it to all devices."""
+    """Device c sums chunk c of all devices by direct sends, then sends it to all devices.
+
+    >>> [(hop.step, hop.src, hop.dst, hop.chunk) for hop in plan(2)]
+    [(0, 0, 1, 1), (0, 1, 0, 0), (1, 0, 1, 0), (1, 1, 0, 1)]
+    """
     k = num_devices
     sends = [(shift, i, (i + shift) % k) for shift in range(1, k) for i in range(k)]
     reduce_scatter = [Hop(shift - 1, i, owner, owner, reduce=True) for shift, i, owner in sends]

@@ -23,7 +23,11 @@ from gluonpar.plans.registry import register
 
 @register("recursive-doubling")
 def plan(num_devices: int) -> list[Hop]:
-    """Pairs exchange whole arrays at distances 1, 2, 4, ...: log2 K steps."""
+    """Pairs exchange whole arrays at distances 1, 2, 4, ...: log2 K steps.
+
+    >>> [(hop.step, hop.src, hop.dst) for hop in plan(3)]
+    [(0, 2, 0), (1, 0, 1), (1, 1, 0), (2, 0, 2)]
+    """
     power = 1 << (num_devices.bit_length() - 1)
     hops = [Hop(0, i, i - power, 0, reduce=True) for i in range(power, num_devices)]
     distance = 1

@@ -24,7 +24,11 @@ from gluonpar.plans.registry import register
 
 
 def one_ring(num_devices: int, direction: int, first_chunk: int) -> list[Hop]:
-    """Return a ring of chunks from ``first_chunk`` on; ``direction`` is 1 (to the next) or -1."""
+    """Return the ring of K chunks from ``first_chunk`` on, to the next (1) or previous (-1) device.
+
+    >>> [(hop.src, hop.dst, hop.chunk) for hop in one_ring(2, 1, 0)]
+    [(0, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 0)]
+    """
     k, steps = num_devices, range(num_devices - 1)
 
     def hop(step: int, i: int, chunk: int, reduce: bool) -> Hop:

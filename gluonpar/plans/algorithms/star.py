@@ -20,7 +20,11 @@ from gluonpar.plans.registry import register
 
 @register("star")
 def plan(num_devices: int) -> list[Hop]:
-    """All devices send to device 0, which adds and sends the sum back, as in the book."""
+    """All devices send to device 0, which adds and sends the sum back, as in the book.
+
+    >>> [(hop.src, hop.dst) for hop in plan(3)]
+    [(1, 0), (2, 0), (0, 1), (0, 2)]
+    """
     k = num_devices
     reduce = [Hop(i - 1, i, 0, 0, reduce=True) for i in range(1, k)]
     broadcast = [Hop(k - 2 + i, 0, i, 0, reduce=False) for i in range(1, k)]

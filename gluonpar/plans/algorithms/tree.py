@@ -19,7 +19,11 @@ from gluonpar.plans.registry import register
 
 @register("tree")
 def plan(num_devices: int) -> list[Hop]:
-    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way."""
+    """Up a binomial tree to device 0 and down again: ceil(log2 K) steps each way.
+
+    >>> [(hop.step, hop.src, hop.dst) for hop in plan(3)]
+    [(0, 1, 0), (1, 2, 0), (2, 0, 2), (3, 0, 1)]
+    """
     up, step, distance = [], 0, 1
     while distance < num_devices:
         senders = range(distance, num_devices, 2 * distance)
