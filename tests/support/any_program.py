@@ -13,11 +13,11 @@ import itertools
 import math
 import pathlib
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
 import pytest
+from batch_programs import on_another_thread
 from contexts import contexts
 from gluon_runs import STATIC, assert_as_one, stock_trainer
 from hypothesis import HealthCheck, Phase, given, settings
@@ -75,14 +75,6 @@ def losses_of(model, X, words):
         a, b = model(X, words)
         return (a**2).sum(axis=1) + (b * 3 - 1).abs().sum(axis=1)
     return ((model(X) - 1) ** 2).sum(axis=1)
-
-
-# MXNet frees nothing of what it allocates for a thread, so there is one for all programs.
-THREAD = ThreadPoolExecutor(1)
-
-
-def on_another_thread(function, *arguments):
-    return THREAD.submit(function, *arguments).result()
 
 
 class Side:
