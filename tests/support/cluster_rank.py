@@ -35,6 +35,7 @@ import checkpoint_files  # isort: skip
 import contexts as devices  # isort: skip
 import gluon_runs as runs  # isort: skip
 from contexts import contexts, device  # isort: skip
+from sync_batch_norm_stress import Branches  # isort: skip
 
 SAMPLES, BATCH, STEPS = 23, 11, 2  # the last of three batches has one sample
 MODULE_BATCH = 36
@@ -184,21 +185,6 @@ def by_estimator(num_devices, make_trainer, **loads):
     return [p.list_data()[-1].asnumpy() for p in net.collect_params().values()]
 
 
-class Residual(gluon.nn.HybridBlock):
-    """Two normalised convolutions beside their input, as in ResNet."""
-
-    def __init__(self, channels, **options):
-        super().__init__(**options)
-        with self.name_scope():
-            self.body = gluon.nn.HybridSequential(prefix="")
-            for _ in range(2):
-                self.body.add(gluon.nn.Conv2D(channels, 3, padding=1, in_channels=channels))
-                self.body.add(gluonpar.SyncBatchNorm(in_channels=channels))
-
-    def hybrid_forward(self, F, x):
-        return F.relu(self.body(x) + x)
-
-
 def by_sync_batch_norm(num_devices, updates=True):
     """Outputs, gradients and running statistics of every batch, of all devices of all ranks.
 
@@ -208,8 +194,9 @@ def by_sync_batch_norm(num_devices, updates=True):
     ctx, net = contexts(num_devices), gluon.nn.HybridSequential(prefix="residual_")
     with net.name_scope():
         net.add(gluon.nn.Conv2D(4, 3, 2, in_channels=1), gluonpar.SyncBatchNorm(in_channels=4))
-        dropout = gluon.nn.HybridLambda(lambda F, x: F.Dropout(x, p=0.5, cudnn_off=True))
-        net.add(Residual(4), gluon.nn.GlobalAvgPool2D(), dropout, gluon.nn.Dense(10, in_units=4))
+        net.add(Branches(4, 1, 2), gluon.nn.GlobalAvgPool2D())
+        net.add(gluon.nn.HybridLambda(lambda F, x: F.Dropout(x, p=0.5, cudnn_off=True)))
+        net.add(gluon.nn.Dense(10, in_units=4))
     net.initialize(mx.init.Xavier(), ctx=ctx)
     net.hybridize(active=updates)
     params, loss = net.collect_params(), gluon.loss.SoftmaxCrossEntropyLoss()
@@ -756,6 +743,9 @@ def programs(number):
             any_program.law(kvstore, optimizer, False, int(number), least_samples)()
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
     first, other = (size, 2, "a loop", 3), (size, 0, "the last device first", 2)
+    # On rank 0 a gradient of the first device is lost by a pass of the second one.
+    lost = [("clip", (0, size - 1, 2, "a loop", 1)), ("backward", (size - 1, 2, "one backward", 5))]
+    lost += [("sum_by_hand", (-1, size, 0, "one backward", 9)), ("train", (0, *other))]
     for kvstore, k, two, program in [
         (None, 3, False, [("backward", first), ("train", (0, *other))]),
         (None, 3, False, [("backward", other), ("sum", (0,)), ("step", (0, size))]),
@@ -763,16 +753,7 @@ def programs(number):
         (None, 3, False, [("train", (0, *other)), ("sum_by_hand", (0, 1, 2, "a loop", 4))]),
         # The second Trainer's first step, after a batch that it has not used.
         ("gluonpar", 1, True, [("train", (0, *other)), ("train", (-1, 1, 0, "a loop", 4))]),
-        # On rank 0 a gradient of the first device is lost by a pass of the second one.
-        (
-            *(None, 3, True),
-            [
-                ("clip", (0, size - 1, 2, "a loop", 1)),
-                ("backward", (size - 1, 2, "one backward", 5)),
-                ("sum_by_hand", (-1, size, 0, "one backward", 9)),
-                ("train", (0, *other)),
-            ],
-        ),
+        (None, 3, True, lost),
     ]:
         any_program.check(kvstore, "sgd", False, k, program, two)
 
@@ -895,11 +876,10 @@ FAULTS = {
     "leave": lambda: sys.exit(0),
     "leave and hang": lambda: sys.exit(0),
     "go on": lambda: None,
-}
-AT_THE_END = {
     "stop at the end": stop,
     "end last": lambda: (time.sleep(15), print("the last", flush=True)),
 }
+AT_THE_END = ("stop at the end", "end last")
 
 
 def fault(kind, who):
@@ -917,7 +897,7 @@ def fault(kind, who):
         x.wait_to_read()
         if i == 10 and cluster.rank() == who:
             print("now", flush=True)
-            {**FAULTS, **AT_THE_END}[kind]()
+            FAULTS[kind]()
         if i == 10 and cluster.rank() == who + 1 and kind == "leave and hang":
             FAULTS["hang"]()
         time.sleep(0.01)
@@ -925,7 +905,7 @@ def fault(kind, who):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in (*FAULTS, *AT_THE_END):
+    if task in FAULTS:
         fault(task, int(argument))
     else:
         globals()[task](argument)
