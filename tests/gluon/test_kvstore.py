@@ -12,8 +12,6 @@ from gluon_runs import assert_as_one, give_grads, weights
 from mxnet import autograd, gluon
 from processes import run_python
 
-import gluonpar
-import gluonpar.adapters.kvstore
 from gluonpar.runtime import engine
 
 CTX = contexts(8)
@@ -222,13 +220,6 @@ def test_broadcast_from_among_the_arrays_and_from_outside(world):
     assert numbers(data) == [[7]] * 3
     store.broadcast([0, "b"], [data[0], world.array([5], ctx=device(3))], [data[1], data[2]])
     assert numbers(data) == [[7], [7], [5]]
-
-
-def test_type_rank_and_capabilities():
-    store = mx.kv.create("gluonpar")
-    assert (store.type, store.rank, store.num_workers) == ("gluonpar", 0, 1)
-    assert isinstance(store, gluonpar.adapters.kvstore.GluonPar)
-    assert store.is_capable("optimizer") is False
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Module reads its states from an open file

@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts
-from gluon_runs import STATIC
+from gluon_runs import STATIC, by_kvstore
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -54,10 +54,6 @@ def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
                 autograd.backward(losses)
         updates.step(num_samples * micro_batches, ignore_stale_grad=True)
     return [param.data(ctx[0]).asnumpy() for param in params.values()]
-
-
-def by_kvstore(*args):
-    return gluon.Trainer(*args, kvstore="gluonpar")
 
 
 def check(trainer, batches, k, **options):
