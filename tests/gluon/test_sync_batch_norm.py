@@ -288,6 +288,12 @@ def test_a_symbol_is_made_of_a_layer_that_is_not_initialised():
     assert layer(mx.sym.var("data")).list_arguments()[0] == "data"
 
 
+def layer_on(k, **options):
+    layer = SyncBatchNorm(in_channels=1, **options)
+    layer.initialize(ctx=contexts(k))
+    return layer
+
+
 def values(layer, k=3):
     """The outputs in training for 0, 1, ..., one per device."""
     shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(contexts(k))]
@@ -298,14 +304,12 @@ NORMALISED = [-(1.5**0.5), 0, 1.5**0.5]  # 0, 1, 2
 
 
 def test_in_run_tasks_the_devices_are_those_of_the_tasks_whatever_was_declared():
-    layer = SyncBatchNorm(in_channels=1, num_devices=2)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3, num_devices=2)
     np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
 
 
 def test_run_tasks_within_a_task_is_part_of_that_tasks_call():
-    layer = SyncBatchNorm(in_channels=1)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3)
     shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(contexts(3))]
     outs = run_tasks(lambda X: outputs(layer, [X], [X.context])[0], shards, contexts(3))
     got = [out.asnumpy().item() for out in outs]
@@ -314,8 +318,7 @@ def test_run_tasks_within_a_task_is_part_of_that_tasks_call():
 
 @on_gpu
 def test_in_a_plain_loop_more_devices_than_were_set_are_an_error():
-    layer = SyncBatchNorm(in_channels=1, num_devices=2)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3, num_devices=2)
 
     def outputs_of(k):
         with autograd.record():
@@ -357,9 +360,7 @@ def sgd():
 class TestMissingDevices:
     @pytest.fixture
     def layer(self):
-        layer = SyncBatchNorm(timeout_seconds=1, in_channels=1, prefix="lonely_")
-        layer.initialize(ctx=contexts(3))
-        return layer
+        return layer_on(3, timeout_seconds=1, prefix="lonely_")
 
     def alone(self, layer, i):
         """The output of device i, which alone calls the layer."""
@@ -436,8 +437,7 @@ def test_a_task_that_fails_costs_its_step_and_no_other(hybridized, tmp_path, mon
 
 
 def test_a_backward_that_fails_is_not_waited_for_though_its_forward_was_in_another_call():
-    layer = SyncBatchNorm(timeout_seconds=90, in_channels=1)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3, timeout_seconds=90)
     shards = split_and_load(np.arange(3, dtype="float32").reshape(3, 1), contexts(3))
     for shard in shards:
         shard.attach_grad()
