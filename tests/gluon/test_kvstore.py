@@ -12,8 +12,6 @@ from gluon_runs import assert_as_one, give_grads, weights
 from mxnet import autograd, gluon
 from processes import run_python
 
-import gluonpar
-import gluonpar.adapters.kvstore
 from gluonpar.runtime import engine
 
 CTX = contexts(8)
@@ -130,21 +128,6 @@ def test_a_parameter_that_no_device_used_is_not_updated():
         assert (used.asscalar(), unused.asscalar()) == (1 - 6 - 0.5, 1)
 
 
-def test_new_gradient_arrays_are_found():
-    """Initializing again, another number of devices: the store must not sum what was there."""
-    params = weights([[1.0, 2.0], [3.0]], 2)
-    trainer = make_trainer(params)
-    give_grads(params, [[1.0, 2.0]] * 2)
-    trainer.step(1)
-    for param in params:
-        param.grad_req = "null"
-        param.grad_req = "write"
-        whole(param, (5, 7))
-    trainer.allreduce_grads()
-    for param in params:
-        assert_summed(param, (5, 7))
-
-
 @pytest.mark.cpu("the operator is that of 'host', for CPU contexts")
 def test_the_stock_loop_is_summed_in_one_operator(monkeypatch):
     net, names, prepare = trained(2), [], engine.prepare
@@ -158,43 +141,6 @@ def test_the_stock_loop_is_summed_in_one_operator(monkeypatch):
     monkeypatch.setattr(engine, "prepare", noted)
     runs.train(net, trainer, runs.batches((8, 8)), CTX[:2])
     assert names.count("gluonpar.host") == 2
-
-
-class OwnLoop(gluon.Trainer):
-    """A loop that skips the first parameter."""
-
-    def _allreduce_grads(self):
-        for i in (3, 1, 2):
-            self._kvstore.pushpull(i, self._params[i].list_grad(), priority=-i)
-
-
-class AroundTheStore(gluonpar.adapters.kvstore.GluonPar):
-    """The caller of the store is not the Trainer."""
-
-    def pushpull(self, key, value, out=None, priority=0):
-        super().pushpull(key, value, out, priority)
-
-
-@pytest.mark.parametrize(
-    "make, summed",
-    [
-        (lambda params: OwnLoop(params, "sgd", kvstore="gluonpar"), [1, 2, 3]),
-        (lambda params: gluon.Trainer(params, "sgd", kvstore=AroundTheStore()), [0, 1, 2, 3]),
-    ],
-    ids=["own loop", "own store"],
-)
-def test_callers_other_than_the_stock_loop_get_the_sums_of_their_keys(make, summed):
-    params = weights([[1.0] * n for n in (2, 3, 1, 4)], 2)
-    trainer = make(params)
-    for _ in range(2):
-        for j, param in enumerate(params):
-            whole(param, (j, 50))
-        trainer.allreduce_grads()
-        for j, param in enumerate(params):
-            if j in summed:
-                assert_summed(param, (j, 50))
-            else:
-                assert [grad.asnumpy().flat[0] for grad in param.list_grad()] == [j, 50]
 
 
 def place(values, world=mx.nd):
@@ -274,13 +220,6 @@ def test_broadcast_from_among_the_arrays_and_from_outside(world):
     assert numbers(data) == [[7]] * 3
     store.broadcast([0, "b"], [data[0], world.array([5], ctx=device(3))], [data[1], data[2]])
     assert numbers(data) == [[7], [7], [5]]
-
-
-def test_type_rank_and_capabilities():
-    store = mx.kv.create("gluonpar")
-    assert (store.type, store.rank, store.num_workers) == ("gluonpar", 0, 1)
-    assert isinstance(store, gluonpar.adapters.kvstore.GluonPar)
-    assert store.is_capable("optimizer") is False
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Module reads its states from an open file

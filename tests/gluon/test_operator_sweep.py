@@ -7,13 +7,12 @@ They run in processes of their own, which some of them may end.
 
 import concurrent.futures
 import json
-import os
 import pathlib
 import subprocess
-import sys
 
 import operator_table
 import pytest
+from processes import end
 
 PROGRAM = pathlib.Path(operator_table.__file__).with_name("operator_sweep.py")
 SECONDS = 600  # for one process, whose cases take milliseconds; one that crashes may hang
@@ -45,24 +44,13 @@ def trained(keys):
 def trained_by_one(keys):
     """What one process found until its end, which is the result of the case it was at."""
     try:
-        done = run(keys)
-        output, end = done.stdout, f"ended with {done.returncode}: {done.stderr[-500:]}"
+        text = "".join(f"{json.dumps(key)}\n" for key in keys)
+        done = end(PROGRAM, stdin=text, seconds=SECONDS, OMP_NUM_THREADS="1")
+        output, how = done.stdout, f"ended with {done.returncode}: {done.stderr[-500:]}"
     except subprocess.TimeoutExpired as stopped:
-        output, end = stopped.stdout.decode(), "stood still"
+        output, how = stopped.stdout.decode(), "stood still"
     found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     results = {tuple(one["case"]): one["wrong"] for one in found}
     if len(results) < len(keys):
-        results[keys[len(results)]] = f"the process {end}"
+        results[keys[len(results)]] = f"the process {how}"
     return results
-
-
-def run(keys):
-    places = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
-    return subprocess.run(
-        [sys.executable, PROGRAM],
-        input="".join(f"{json.dumps(key)}\n" for key in keys),
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )

@@ -135,8 +135,7 @@ def optimizer(name):
     return mx.optimizer.create(kind, **OPTIMIZERS[name])
 
 
-def stock(params, made_optimizer, kvstore="device"):
-    return gluon.Trainer(params, made_optimizer, kvstore=kvstore, update_on_kvstore=False)
+stock = functools.partial(gluon.Trainer, update_on_kvstore=False)
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
@@ -148,7 +147,7 @@ def test_two_devices_train_with_the_bits_of_gluon_trainer(name, hybridize):
     for one, which ``gluon.Trainer`` uses for all neighbours of a sparse parameter.
     """
     ctx, results = contexts(2), {}
-    for make in (stock, Trainer, lambda *given: stock(*given, kvstore="gluonpar")):
+    for make in (stock, Trainer, runs.by_kvstore):
         net = bag(ctx, hybridize)
         start = net.embed.weight.data(ctx[0]).asnumpy()
         runs.train(net, make(net.collect_params(), optimizer(name)), batches(), ctx)
@@ -193,7 +192,7 @@ class Slowing(mx.optimizer.Optimizer):
         weight[:] -= rate * self.rescale_grad * grad.tostype("default")
 
 
-@pytest.mark.parametrize("kind", [Trainer, lambda *given: stock(*given, kvstore="gluonpar")])
+@pytest.mark.parametrize("kind", [Trainer, runs.by_kvstore])
 @pytest.mark.parametrize(
     "optimizer",
     [SGD, Adam, Nadam, functools.partial(LARS, momentum=0.9), Slowing],

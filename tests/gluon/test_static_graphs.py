@@ -5,9 +5,10 @@ import contextlib
 import mxnet as mx
 import numpy as np
 import pytest
+from any_program import OneHead
 from contexts import contexts
-from gluon_runs import STATIC
-from mxnet import autograd, gluon
+from gluon_runs import STATIC, by_kvstore
+from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluonpar
@@ -16,15 +17,6 @@ import gluonpar
 SHARED = [("ab", 6), ("a", 6), ("ab", 6), ("b", 5), ("a", 6), ("ab", 6), ("b", 6)]
 APART_FIRST = [("a", 6), ("b", 6), ("ab", 6), ("a", 4), ("b", 6), ("ab", 6)]
 CALLED_TWICE = [("aa", 6), ("a", 6), ("aa", 6), ("a", 5), ("aa", 6)]
-
-
-class Head(gluon.HybridBlock):
-    def __init__(self, body, head):
-        super().__init__()
-        self.body, self.head = body, head
-
-    def hybrid_forward(self, F, X):
-        return self.head(self.body(X))
 
 
 def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
@@ -37,7 +29,7 @@ def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
     params = net.collect_params()
     for param in params.values():
         param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
-    heads = {"a": Head(net[0], net[1]), "b": Head(net[0], net[2])}
+    heads = {"a": OneHead(net[0], net[1]), "b": OneHead(net[0], net[2])}
     for head in heads.values():
         head.hybridize(**hybridize)
     updates = trainer(params, "sgd", {"learning_rate": 0.05})
@@ -54,10 +46,6 @@ def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
                 autograd.backward(losses)
         updates.step(num_samples * micro_batches, ignore_stale_grad=True)
     return [param.data(ctx[0]).asnumpy() for param in params.values()]
-
-
-def by_kvstore(*args):
-    return gluon.Trainer(*args, kvstore="gluonpar")
 
 
 def check(trainer, batches, k, **options):

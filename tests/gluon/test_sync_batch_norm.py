@@ -49,6 +49,10 @@ def batch(n, step=0, dtype="float32"):
     return X.astype(dtype), w.astype(dtype)
 
 
+def joined(arrays):
+    return np.concatenate([array.asnumpy() for array in arrays])
+
+
 def train(net, shards, ctx):
     """Outputs of forward and backward for shards (X, w), where the loss is w * output."""
 
@@ -81,13 +85,12 @@ def run(net, ctx, n, fewer=(), weights=None, dtype="float32"):
     trained = []
     for step, size in enumerate((n, n, *fewer, n)):
         shards = split_and_load(batch(size, step, dtype), ctx, weights=weights)
-        outs = train(net, shards, ctx)
-        trained.append(np.concatenate([out.asnumpy() for out in outs]))
+        trained.append(joined(train(net, shards, ctx)))
     params = net.collect_params().values()
     grads = [sum(g.asnumpy() for g in p.list_grad()) for p in params if p.grad_req != "null"]
     running = [[a.asnumpy() for a in p.list_data()] for p in params if p.grad_req == "null"]
-    predicted = [net(X).asnumpy() for X, _ in split_and_load(batch(n, 9, dtype), ctx)]
-    return trained, grads, running, np.concatenate(predicted)
+    predicted = [net(X) for X, _ in split_and_load(batch(n, 9, dtype), ctx)]
+    return trained, grads, running, joined(predicted)
 
 
 def start(tmp_path, norm=nn.BatchNorm, n=2, dtype="float32", **options):
@@ -175,8 +178,8 @@ def test_large_values_cost_no_precision(values):
     layer = SyncBatchNorm(in_channels=1, epsilon=0)
     layer.cast(values.dtype)
     layer.initialize(ctx=contexts(2))
-    out = outputs(layer, split_and_load(values.reshape(8, 1), contexts(2)), contexts(2))
-    normalised = np.concatenate([array.asnumpy() for array in out])[:, 0]
+    shards = split_and_load(values.reshape(8, 1), contexts(2))
+    normalised = joined(outputs(layer, shards, contexts(2)))[:, 0]
     assert normalised.dtype == values.dtype
     np.testing.assert_allclose(normalised, (np.arange(8) - 3.5) / np.arange(8).std(), rtol=1e-3)
 
@@ -204,7 +207,7 @@ def two_batches(ctx):
 
 
 def gradients(shards):
-    return [np.concatenate([shard[i].grad.asnumpy() for shard in shards]) for i in range(2)]
+    return [joined([shard[i].grad for shard in shards]) for i in range(2)]
 
 
 @pytest.mark.parametrize("differentiate", [at_once, one_after_another])
@@ -257,31 +260,25 @@ def test_it_is_called_as_the_one_of_contrib():
     assert SyncBatchNorm(in_channels=4, num_devices=3, use_global_stats=True).num_devices == 3
 
 
-def exported(folder, k):
-    """The files of an exported network for k devices, and its outputs for batches of 8 and 1."""
-    net = network(SyncBatchNorm)
-    net.initialize(mx.init.Xavier(), ctx=contexts(k))
-    net.hybridize()
-    outs = trained_outputs(net, k)
-    net.export(str(folder / "net"))
-    return str(folder / "net-symbol.json"), str(folder / "net-0000.params"), outs
-
-
-def trained_outputs(net, k):
-    shards = [split_and_load(batch(n)[0], contexts(k)) for n in (8, 1, 8)]
+def trained_outputs(net, ctx):
+    shards = [split_and_load(batch(n)[0], ctx) for n in (8, 1, 8)]
     [net(x) for x in shards[0]]
-    outs = [outputs(net, each, contexts(k)) for each in shards]
-    return [np.concatenate([out.asnumpy() for out in each]) for each in outs]
+    return [joined(outputs(net, each, ctx)) for each in shards]
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 @each_way
 def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, hybridized):
-    symbol, params, want = exported(tmp_path, 2)
+    ctx, net, path = contexts(2), network(SyncBatchNorm), str(tmp_path / "net")
+    net.initialize(mx.init.Xavier(), ctx=ctx)
+    net.hybridize()
+    want = trained_outputs(net, ctx)
+    net.export(path)
+    del net
     gc.collect()
-    net = gluon.SymbolBlock.imports(symbol, ["data"], params, ctx=contexts(2))
+    net = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params", ctx)
     net.hybridize(**hybridized)
-    for ours, theirs in zip(trained_outputs(net, 2), want):
+    for ours, theirs in zip(trained_outputs(net, ctx), want):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -289,6 +286,12 @@ def test_a_symbol_is_made_of_a_layer_that_is_not_initialised():
     """gluon-cv's FeatureExpander makes its networks so."""
     layer = SyncBatchNorm(in_channels=3, num_devices=2)
     assert layer(mx.sym.var("data")).list_arguments()[0] == "data"
+
+
+def layer_on(k, **options):
+    layer = SyncBatchNorm(in_channels=1, **options)
+    layer.initialize(ctx=contexts(k))
+    return layer
 
 
 def values(layer, k=3):
@@ -301,14 +304,12 @@ NORMALISED = [-(1.5**0.5), 0, 1.5**0.5]  # 0, 1, 2
 
 
 def test_in_run_tasks_the_devices_are_those_of_the_tasks_whatever_was_declared():
-    layer = SyncBatchNorm(in_channels=1, num_devices=2)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3, num_devices=2)
     np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
 
 
 def test_run_tasks_within_a_task_is_part_of_that_tasks_call():
-    layer = SyncBatchNorm(in_channels=1)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3)
     shards = [mx.nd.full((1, 1), i, ctx=c) for i, c in enumerate(contexts(3))]
     outs = run_tasks(lambda X: outputs(layer, [X], [X.context])[0], shards, contexts(3))
     got = [out.asnumpy().item() for out in outs]
@@ -317,8 +318,7 @@ def test_run_tasks_within_a_task_is_part_of_that_tasks_call():
 
 @on_gpu
 def test_in_a_plain_loop_more_devices_than_were_set_are_an_error():
-    layer = SyncBatchNorm(in_channels=1, num_devices=2)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3, num_devices=2)
 
     def outputs_of(k):
         with autograd.record():
@@ -360,9 +360,7 @@ def sgd():
 class TestMissingDevices:
     @pytest.fixture
     def layer(self):
-        layer = SyncBatchNorm(timeout_seconds=1, in_channels=1, prefix="lonely_")
-        layer.initialize(ctx=contexts(3))
-        return layer
+        return layer_on(3, timeout_seconds=1, prefix="lonely_")
 
     def alone(self, layer, i):
         """The output of device i, which alone calls the layer."""
@@ -432,15 +430,14 @@ def test_a_task_that_fails_costs_its_step_and_no_other(hybridized, tmp_path, mon
         trainer.step(7)
         outs.extend(p.list_data() for p in net.collect_params().values())
     for ours, theirs in zip(got[:2], want[:2]):
-        close(np.concatenate([a.asnumpy() for a in ours]), theirs[0].asnumpy())
+        close(joined(ours), theirs[0].asnumpy())
     for copies, (param,) in zip(got[2:], want[2:]):
         for copy in copies:
             close(copy.asnumpy(), param.asnumpy(), 1e-4)
 
 
 def test_a_backward_that_fails_is_not_waited_for_though_its_forward_was_in_another_call():
-    layer = SyncBatchNorm(timeout_seconds=90, in_channels=1)
-    layer.initialize(ctx=contexts(3))
+    layer = layer_on(3, timeout_seconds=90)
     shards = split_and_load(np.arange(3, dtype="float32").reshape(3, 1), contexts(3))
     for shard in shards:
         shard.attach_grad()

@@ -231,7 +231,7 @@ def test_a_method_that_stock_calls_is_called_as_often(name):
     assert_as_one(made[1][0], made[0][0])
 
 
-KINDS = {"Trainer": Trainer, "kvstore": functools.partial(gluon.Trainer, kvstore="gluonpar")}
+KINDS = {"Trainer": Trainer, "kvstore": runs.by_kvstore}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ from mxnet import autograd, gluon
 
 from gluonpar import collectives, metrics, replicas
 from gluonpar.gluon.trainer import Trainer
-from gluonpar.runtime import engine
+from gluonpar.runtime import engine, threads
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])
@@ -203,12 +203,20 @@ def test_check_replicas_finds_one_bit(device, number):
         trainer.check_replicas()
 
 
-@pytest.mark.parametrize("do", ["step", "adam", "no_sync", "allreduce_grads", "ring", "stale"])
-def test_it_does_not_wait_for_the_gradients(do):
-    """A gradient is held back until the trainer has returned: what waits would not return."""
+WAYS = ["step", "prioritized", "adam", "no_sync", "allreduce_grads", "ring", "stale"]
+
+
+@pytest.mark.parametrize("do", WAYS)
+def test_it_does_not_wait_for_the_gradients(do, monkeypatch):
+    """A gradient is held back until the trainer has returned: what waits would not return.
+
+    Meanwhile a Parameter's own lists may get other arrays.
+    """
     params = weights([[1.0, 2.0], [4.0]], 2)
     optimizer = "adam" if do == "adam" else "sgd"
     algorithm = "ring" if do == "ring" else None
+    if do == "prioritized":
+        monkeypatch.setattr(threads, "BYTES_INLINE", 0)
     trainer = Trainer(params, optimizer, {"learning_rate": 1.0}, algorithm=algorithm)
     give_grads(params, [[1.0, 2.0], [3.0, 5.0]])
     gate, passed = threading.Event(), []
@@ -229,8 +237,11 @@ def test_it_does_not_wait_for_the_gradients(do):
     else:
         trainer.step(1)
     assert passed == []
+    copies = [param.list_data()[1] for param in params]
+    for arrays in (*(param.list_data() for param in params), *(p.list_grad() for p in params)):
+        arrays.clear()
     gate.set()
-    found = [param.list_data()[1].asnumpy().tolist() for param in params]
+    found = [copy.asnumpy().tolist() for copy in copies]
     first = 2 if do == "stale" else 3
     want = [[1 - first, 2 - first], [-5]]
     if do == "adam":

@@ -130,7 +130,7 @@ def towers(forward_backward, shards, ctx):
 
 
 @pytest.mark.parametrize("call", [run_tasks, towers])
-@pytest.mark.parametrize("make", [Trainer, lambda *a: gluon.Trainer(*a, kvstore="gluonpar")])
+@pytest.mark.parametrize("make", [Trainer, runs.by_kvstore])
 def test_gradients_of_a_failed_call_count_in_no_later_step(make, call):
     """One device has computed gradients of a layer when another fails; the next batch leaves it."""
     nets, k, batches = [], 2, [mx.nd.random.normal(shape=(n, 3)) for n in (4, 5)]

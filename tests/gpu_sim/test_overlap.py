@@ -5,35 +5,16 @@ import simulated_gpus
 
 # All operators of a step are queued before any can start, so that it does not matter how fast
 # Python is: the batch, on the CPU, is written by an operator that waits for that.
-START = """
+# Six layers whose weights fill a bucket each. Only forward and backward call cuBLAS.
+PROGRAM = """
 import sys, threading
 import gluonpar
 import mxnet as mx
 from cuda_sim import reset, timeline
 from gluonpar.runtime import cached_op, engine
 
-ctx, algorithm = [mx.gpu(0), mx.gpu(1)], sys.argv[1] if sys.argv[1:] else None
-
-
-def record(step, X, y):
-    for _ in range(2):  # the first step allocates
-        mx.nd.waitall()
-        reset()
-        queued = threading.Event()
-        engine.push(lambda: queued.wait(600), mx.cpu(0), writes=[X])
-        step(X, y)
-        queued.set()
-    mx.nd.waitall()
-    return timeline()
-
-
-def named(operations, *names):
-    return [one for one in operations if one.name.startswith(names)]
-"""
-
-# Six layers whose weights fill a bucket each. Only forward and backward call cuBLAS.
-PERCEPTRON = """
 WIDTH, LAYERS, BATCH = 1024, 6, 16
+ctx = [mx.gpu(0), mx.gpu(1)]
 
 
 @cached_op.traceable
@@ -46,12 +27,17 @@ def mlp(X, params):
 
 weights = [mx.nd.random.normal(0, 0.05, (WIDTH, WIDTH)) for _ in range(LAYERS)]
 replicas = [gluonpar.get_params(weights, c) for c in ctx]
-done = record(
-    lambda X, y: gluonpar.train_batch(X, y, replicas, ctx, 0.1, mlp, algorithm=algorithm),
-    mx.nd.random.normal(0, 1, (BATCH, WIDTH)),
-    mx.nd.arange(BATCH),
-)
-computed, sent = named(done, "cublas"), named(done, "peer direct", "ncclAllReduce")
+X, y = mx.nd.random.normal(0, 1, (BATCH, WIDTH)), mx.nd.arange(BATCH)
+for _ in range(2):  # the first step allocates
+    mx.nd.waitall()
+    reset()
+    queued = threading.Event()
+    engine.push(lambda: queued.wait(600), mx.cpu(0), writes=[X])
+    gluonpar.train_batch(X, y, replicas, ctx, 0.1, mlp, algorithm=sys.argv[1])
+    queued.set()
+mx.nd.waitall()
+computed = [one for one in timeline() if one.name.startswith("cublas")]
+sent = [one for one in timeline() if one.name.startswith(("peer direct", "ncclAllReduce"))]
 first = min(sent, key=lambda one: one.begin)
 for device in range(2):
     here = [one for one in computed if one.device == device]
@@ -62,11 +48,7 @@ assert len(sent) >= 2 * LAYERS, f"{len(sent)} messages for {LAYERS} buckets"
 """
 
 
-def run(program, *arguments):
-    """Run it with links on which a bucket takes a second."""
-    simulated_gpus.run(START + program, *arguments, timeline=1, link=4 << 20)
-
-
 @pytest.mark.parametrize("algorithm", ["star", "balanced", "nccl"])
 def test_the_first_bucket_is_exchanged_while_backward_computes_the_others(algorithm):
-    run(PERCEPTRON, algorithm)
+    """With links on which a bucket takes a second."""
+    simulated_gpus.run(PROGRAM, algorithm, timeline=1, link=4 << 20)

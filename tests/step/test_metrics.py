@@ -181,10 +181,3 @@ def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
         copies[2][:] = nd.array(changed, dtype=dtype)
         with pytest.raises(metrics.ReplicasDiffer, match=rf"w differs .*[cg]pu\(2\), {words}"):
             metrics.check_identical(copies, "w")
-
-
-def test_ranks_are_compared_in_all_arrays(monkeypatch):
-    monkeypatch.setattr(metrics.cluster, "size", lambda: 2)
-    monkeypatch.setattr(metrics.cluster, "gather", lambda own: [own, own[:1]])
-    with pytest.raises(metrics.ReplicasDiffer, match="^b differ between rank 0 and rank 1"):
-        metrics.check_ranks([nd.ones((2,)), nd.zeros((2,))], ["w", "b"])

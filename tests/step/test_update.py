@@ -13,7 +13,7 @@ from gluonpar import optim, replicas, step
 from gluonpar.collectives import host
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
-from gluonpar.runtime import engine, threads
+from gluonpar.runtime import threads
 
 LR, BATCH_SIZE = 0.3, 7
 # The pass over the host's memory leaves each device its own gradients.
@@ -122,32 +122,6 @@ def test_several_threads_share_large_arrays(monkeypatch):
     assert len(seen) == 2
 
 
-def item(update, k):
-    """Parameters of zeros and gradients of ones on k devices, in lists."""
-    grads, params = ([mx.nd.full((8,), x, ctx=device(i)) for i in range(k)] for x in (1, 0))
-    mx.nd.waitall()
-    return host.Update(grads, params, update)
-
-
-def exact_sgd(total, param):
-    param -= total / 4
-
-
-@of_one_pass
-@pytest.mark.parametrize("bytes_inline", [0, threads.BYTES_INLINE], ids=["prioritized", "inline"])
-def test_it_does_not_wait_for_gradients_and_keeps_no_list_of_the_callers(monkeypatch, bytes_inline):
-    """A Parameter's own lists may get other arrays before the update is computed."""
-    monkeypatch.setattr(threads, "BYTES_INLINE", bytes_inline)
-    gate, given = threading.Event(), item(exact_sgd, 2)
-    grads, params = (list(arrays) for arrays in given[:2])
-    engine.push(lambda: gate.wait(600), device(1), writes=[grads[1]])
-    host.update([given])
-    for arrays in given[:2]:
-        arrays.clear()
-    gate.set()  # only now can the update be computed, and update has returned
-    assert [param.asnumpy().tolist() for param in params] == [[-0.5] * 8] * 2
-
-
 class Planted(Exception):
     pass
 
@@ -161,13 +135,13 @@ def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_i
     def fail_in_update(total, param):
         raise Planted("in the update")
 
-    given = item(fail_in_update, 3)
-    host.update([given])
+    grads, params = ([mx.nd.full((8,), x, ctx=device(i)) for i in range(3)] for x in (1, 0))
+    host.update([host.Update(grads, params, fail_in_update)])
     with pytest.raises(mx.MXNetError, match=r"(?s)fail_in_update.*Planted.*in the update"):
-        given.params[waiting].wait_to_read()
-    assert [param.asnumpy().any() for param in given.params] == [False] * 3
-    host.update([given._replace(rule=exact_sgd)])  # and the engine goes on
-    assert [param.asnumpy().tolist() for param in given.params] == [[-0.75] * 8] * 3
+        params[waiting].wait_to_read()
+    assert [param.asnumpy().any() for param in params] == [False] * 3
+    host.update([host.Update(grads, params, optim.rule(1.0, 0.25))])  # and the engine goes on
+    assert [param.asnumpy().tolist() for param in params] == [[-0.75] * 8] * 3
 
 
 def with_rows(param):

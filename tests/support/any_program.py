@@ -13,13 +13,13 @@ import itertools
 import math
 import pathlib
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 
 import mxnet as mx
 import numpy as np
 import pytest
+from batch_programs import on_another_thread
 from contexts import contexts
-from gluon_runs import STATIC, assert_as_one, stock_trainer
+from gluon_runs import STATIC, assert_as_one, by_kvstore, stock_trainer
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -62,9 +62,9 @@ class Net(gluon.HybridBlock):
 
 
 class OneHead(gluon.HybridBlock):
-    def __init__(self, net, head):
+    def __init__(self, body, head):
         super().__init__()
-        self.body, self.head = net.body, head
+        self.body, self.head = body, head
 
     def hybrid_forward(self, F, X):
         return self.head(self.body(X))
@@ -77,14 +77,6 @@ def losses_of(model, X, words):
     return ((model(X) - 1) ** 2).sum(axis=1)
 
 
-# MXNet frees nothing of what it allocates for a thread, so there is one for all programs.
-THREAD = ThreadPoolExecutor(1)
-
-
-def on_another_thread(function, *arguments):
-    return THREAD.submit(function, *arguments).result()
-
-
 class Side:
     """Two networks, their one or two trainers, and the events of a program, on some devices."""
 
@@ -92,7 +84,7 @@ class Side:
         self.make_trainer, self.ctx = make_trainer, contexts(k)
         self.net, self.other = Net(sparse), nn.Dense(2, in_units=3, prefix="other_")
         self.collect_params().initialize(ctx=self.ctx)
-        heads = [OneHead(self.net, head) for head in (self.net.a, self.net.b)]
+        heads = [OneHead(self.net.body, head) for head in (self.net.a, self.net.b)]
         self.models = [self.net, *heads, self.other]
         for i in range(len(self.params)):
             self.set_data(i, 0)
@@ -437,10 +429,8 @@ def check_unlike(kvstore, optimizer, k, program, two, rank, place, change):
 
 
 def trainers_of(kvstore, optimizer):
-    options = OPTIMIZERS[optimizer]
-    if kvstore is None:
-        return lambda params: gluonpar.Trainer(params, optimizer, dict(options))
-    return lambda params: gluon.Trainer(params, optimizer, dict(options), kvstore=kvstore)
+    make = gluonpar.Trainer if kvstore is None else by_kvstore
+    return lambda params: make(params, optimizer, dict(OPTIMIZERS[optimizer]))
 
 
 OPTIMIZERS = {

@@ -92,11 +92,21 @@ def dense(prefix, ctx, seed, outputs):
     return net
 
 
-def params_of(nets):
+def trainer_of(nets, make, lr=0.1):
     params = nets[0].collect_params()
     for net in nets[1:]:
         params.update(net.collect_params())
-    return params
+    return make(params, "sgd", {"learning_rate": lr})
+
+
+def one_layer(ctx, make):
+    net = dense("net_", ctx, 1, 1)
+    return net, trainer_of([net], make)
+
+
+def two_layers(ctx, make):
+    nets = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
+    return nets, trainer_of(nets, make)
 
 
 # MXNet frees nothing of what it allocates for a thread, so there is one for all programs.
@@ -116,9 +126,7 @@ def samples(sizes, seed=0):
 def gan(ctx, make, how):
     """The generator's backward also writes the critic's gradients, on all devices."""
     generator, critic = dense("generator_", ctx, 1, 4), dense("critic_", ctx, 2, 1)
-    trainers = [
-        make(n.collect_params(), "sgd", {"learning_rate": 0.1}) for n in (critic, generator)
-    ]
+    trainers = [trainer_of([net], make) for net in (critic, generator)]
 
     def critics_loss(x):
         return critic(x) - critic(generator(x).detach())
@@ -137,8 +145,7 @@ def gan(ctx, make, how):
 
 def skips(ctx, make, how):
     """A loss that is NaN, an exception, a sum that is never used: each before a batch of one."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for i, batch in enumerate(samples((8, 7, 1, 6, 1, 7, 1, 8, 2))):
         skipped = i in (1, 3, 5, 7)
         if skipped:
@@ -154,7 +161,7 @@ def skips(ctx, make, how):
 def halves(ctx, make, how):
     """Two Trainers for the two parts of one network, stepped in turns."""
     parts = [dense("first_", ctx, 1, 4), dense("second_", ctx, 2, 1)]
-    trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.1}) for part in parts]
+    trainers = [trainer_of([part], make) for part in parts]
     for i, batch in enumerate(samples((8, 8, 1, 2, 8, 1))):
         differentiate(lambda x: parts[1](parts[0](x)), batch, ctx, how)
         trainers[i % 2].step(len(batch))
@@ -163,8 +170,7 @@ def halves(ctx, make, how):
 
 def overwritten(ctx, make, how):
     """Two losses per device in turn, of which the second overwrites the first's gradients."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for batch in samples(SIZES):
         losses = losses_of(lambda x: (net(x) ** 2, net(x)), batch, ctx)
         for pair in losses if how == "one pass" else zip(*losses):
@@ -176,8 +182,7 @@ def overwritten(ctx, make, how):
 
 def reversed_devices(ctx, make, how):
     """A loop over devices from the last to the first, and a batch that is skipped."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for i, batch in enumerate(samples((8, 7, 1, 1, 8, 2))):
         backward(losses_of(lambda x: net(x) ** 2, batch, ctx)[::-1], how)
         if i not in (0, 1, 3):
@@ -187,10 +192,7 @@ def reversed_devices(ctx, make, how):
 
 def used_by_one_device(ctx, make, how):
     """A layer that only the last device used in a batch that is skipped, before a batch of one."""
-    often, rarely = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
-    params = often.collect_params()
-    params.update(rarely.collect_params())
-    trainer = make(params, "sgd", {"learning_rate": 0.1})
+    (often, rarely), trainer = two_layers(ctx, make)
     for number, batch in enumerate(samples((8, 1, 8, 1))):
         shards = shards_of(batch, ctx)
         with autograd.record():
@@ -207,7 +209,7 @@ def made_late(ctx, make, how):
     net = dense("net_", ctx, 1, 1)
     for batch in samples((8, 1)):
         differentiate(lambda x: net(x) ** 2, batch, ctx, how)
-    make(net.collect_params(), "sgd", {"learning_rate": 0.1}).step(1)
+    trainer_of([net], make).step(1)
     return [net]
 
 
@@ -215,7 +217,7 @@ def adds(ctx, make, how):
     """grad_req='add' without zero_grad: all gradients there ever were count."""
     net = dense("net_", ctx, 1, 1)
     net.collect_params().setattr("grad_req", "add")
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    trainer = trainer_of([net], make, 0.01)
     for i, batch in enumerate(samples((8, 1, 8, 2))):
         differentiate(lambda x: net(x) ** 2, batch, ctx, how)
         if i == 2:
@@ -227,10 +229,7 @@ def adds(ctx, make, how):
 
 def summed_before(ctx, make, how):
     """Sums that are summed again: at once, and after a batch that does not change all of them."""
-    often, rarely = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
-    params = often.collect_params()
-    params.update(rarely.collect_params())
-    trainer = make(params, "sgd", {"learning_rate": 0.1})
+    (often, rarely), trainer = two_layers(ctx, make)
     for i, batch in enumerate(samples((8, 6, 8, 1, 8))):
         differentiate(lambda x: often(x) ** 2 + rarely(x) ** 2, batch, ctx, how)
         trainer.allreduce_grads()
@@ -242,8 +241,7 @@ def summed_before(ctx, make, how):
 
 def recorded_before(ctx, make, how):
     """Two batches, of 8 samples and of fewer, are recorded before either one's backward."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for batches in zip(samples((8, 8)), samples((1, 2), seed=1)):
         for losses in [losses_of(lambda x: net(x) ** 2, batch, ctx) for batch in batches]:
             autograd.backward(losses)
@@ -254,7 +252,7 @@ def recorded_before(ctx, make, how):
 def on_another_device(ctx, make, how):
     """Batches of one sample, on the first device and then on the last; a Trainer for each."""
     parts = [dense("first_", ctx, 1, 4), dense("second_", ctx, 2, 1)]
-    trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.1}) for part in parts]
+    trainers = [trainer_of([part], make) for part in parts]
     for i, batch in enumerate(samples((1, 1, 1, 1, 8, 1))):
         differentiate(lambda x: parts[1](parts[0](x)), batch, ctx[::-1] if i % 2 else ctx, how)
         trainers[i % 2].step(len(batch))
@@ -264,7 +262,7 @@ def on_another_device(ctx, make, how):
 def adds_where_it_is_used(ctx, make, how):
     """grad_req='add', and a layer whose gradient keeps the sum while another one's is computed."""
     parts = [dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)]
-    trainers = [make(part.collect_params(), "sgd", {"learning_rate": 0.01}) for part in parts]
+    trainers = [trainer_of([part], make, 0.01) for part in parts]
     for part in parts:
         part.collect_params().setattr("grad_req", "add")
     for batch in samples((8, 1, 8)):
@@ -279,7 +277,7 @@ def adds_where_it_is_used(ctx, make, how):
 def beside_another_network(ctx, make, how):
     """Which makes a step between two devices' passes for one batch."""
     nets = [dense("first_", ctx, 1, 1), dense("second_", ctx, 2, 1)]
-    trainers = [make(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets]
+    trainers = [trainer_of([net], make) for net in nets]
     for batch, of_other in zip(samples((8, 1, 8, 2)), samples((1, 8, 8, 2), seed=1)):
         for i, x in enumerate(shards_of(batch, ctx)):
             with autograd.record():
@@ -295,7 +293,7 @@ def beside_another_network(ctx, make, how):
 def recorded_between(ctx, make, how):
     """Two losses per device from one recording; something else is recorded between backwards."""
     body, a, b = nets = [dense(name, ctx, i, 4) for i, name in enumerate(("body_", "a_", "b_"))]
-    trainer = make(params_of(nets), "sgd", {"learning_rate": 0.1})
+    trainer = trainer_of(nets, make)
 
     def record():
         with autograd.record():
@@ -314,8 +312,7 @@ def recorded_between(ctx, make, how):
 
 def last_device_first(ctx, make, how):
     """A record per device, the last device first, and batches that are left out."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for i, batch in enumerate(samples((8, 1, 8, 7, 1, 2))):
         for x in shards_of(batch, ctx)[::-1]:
             with autograd.record():
@@ -328,8 +325,7 @@ def last_device_first(ctx, make, how):
 
 def evaluated_while_recorded(ctx, make, how):
     """Between the devices' losses; the last device's backward comes first."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for i, batch in enumerate(samples((1, 8, 1, 7))):
         losses = []
         with autograd.record():
@@ -345,8 +341,7 @@ def evaluated_while_recorded(ctx, make, how):
 
 def used_by_some_samples(ctx, make, how):
     """A layer that the last device used in a batch that is left out, with a record per device."""
-    often, rarely = nets = dense("often_", ctx, 1, 1), dense("rarely_", ctx, 2, 1)
-    trainer = make(params_of(nets), "sgd", {"learning_rate": 0.1})
+    (often, rarely), trainer = two_layers(ctx, make)
     for number, batch in enumerate(samples((8, 1, 8, 1))):
         shards = shards_of(batch, ctx)
         for i, x in enumerate(shards):
@@ -357,13 +352,12 @@ def used_by_some_samples(ctx, make, how):
             loss.backward()
         if number % 2:
             trainer.step(len(batch))
-    return nets
+    return [often, rarely]
 
 
 def on_two_threads(ctx, make, how):
     """Of which one has not run the network before, when sums of the other one are not used."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for i, batch in enumerate(samples((8, 8, 1, 8, 2))):
         run = on_another_thread if i % 2 else lambda function, *batch: function(*batch)
         run(differentiate, lambda x: net(x) ** 2, batch, ctx, how)
@@ -376,8 +370,7 @@ def on_two_threads(ctx, make, how):
 
 def recorded_by_another_thread(ctx, make, how):
     """This thread calls backward, also of what it has recorded itself; some are left out."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     for i, batch in enumerate(samples((8, 1, 8, 1))):
         run = on_another_thread if i in (1, 2) else lambda function, *batch: function(*batch)
         backward(run(losses_of, lambda x: net(x) ** 2, batch, ctx), how)
@@ -389,9 +382,7 @@ def recorded_by_another_thread(ctx, make, how):
 def gan_of_ranks(ctx, make, how):
     """The critic steps on every batch, the generator after two; a loop from the last device."""
     nets = generator, critic = dense("generator_", ctx, 1, 4), dense("critic_", ctx, 2, 1)
-    of_generator, of_critic = [
-        make(net.collect_params(), "sgd", {"learning_rate": 0.01}) for net in nets
-    ]
+    of_generator, of_critic = [trainer_of([net], make, 0.01) for net in nets]
 
     def differentiate(loss, n):
         for each in losses_of(loss, samples((n,), seed=n)[0], ctx)[::-1]:
@@ -416,8 +407,7 @@ def gan_of_ranks(ctx, make, how):
 
 def two_networks(ctx, make, how):
     """Under one Trainer; one of them had a batch of fewer devices."""
-    nets = dense("first_", ctx, 1, 1), dense("second_", ctx, 2, 1)
-    trainer = make(params_of(nets), "sgd", {"learning_rate": 0.1})
+    nets, trainer = two_layers(ctx, make)
     for of_first, of_second in zip(samples((8, 1, 8, 2)), samples((1, 8, 2, 8), seed=1)):
         differentiate(lambda x: nets[0](x) ** 2, of_first, ctx, how)
         differentiate(lambda x: nets[1](x) ** 2, of_second, ctx, how)
@@ -427,8 +417,7 @@ def two_networks(ctx, make, how):
 
 def recorded_together(ctx, make, how):
     """Batches of two networks in one recording, of which the first is for fewer devices."""
-    nets = dense("first_", ctx, 1, 1), dense("second_", ctx, 2, 1)
-    trainer = make(params_of(nets), "sgd", {"learning_rate": 0.1})
+    nets, trainer = two_layers(ctx, make)
     for of_first, of_second in zip(samples((1, 2, 8)), samples((8, 8, 8), seed=1)):
         with autograd.record():
             firsts = [nets[0](x) ** 2 for x in shards_of(of_first, ctx)]
@@ -443,9 +432,7 @@ def beside_added(ctx, make, how):
     """A step uses gradients that passes add to, and leaves those that they wrote beside them."""
     adding, writing = nets = dense("adding_", ctx, 1, 1), dense("writing_", ctx, 2, 1)
     adding.collect_params().setattr("grad_req", "add")
-    of_adding, of_writing = (
-        make(net.collect_params(), "sgd", {"learning_rate": 0.1}) for net in nets
-    )
+    of_adding, of_writing = [trainer_of([net], make) for net in nets]
     for first, second in zip(samples((1, 2)), samples((8, 8), seed=1)):
         for net in nets:
             net.hybridize(False)
@@ -462,8 +449,7 @@ def beside_added(ctx, make, how):
 
 def renamed(ctx, make, how):
     """Arrays or gradients are replaced, before a batch of 8 that is left out and one of 1."""
-    net = dense("net_", ctx, 1, 1)
-    trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, trainer = one_layer(ctx, make)
     params = net.collect_params()
     changes = [
         lambda: params.reset_ctx(ctx),
@@ -485,16 +471,8 @@ PROGRAMS = [
     *(gan, skips, halves, overwritten, reversed_devices, used_by_one_device, made_late, adds),
     *(summed_before, recorded_before, on_another_device, adds_where_it_is_used),
     *(beside_another_network, recorded_between, last_device_first, evaluated_while_recorded),
-    *(
-        used_by_some_samples,
-        on_two_threads,
-        recorded_by_another_thread,
-        gan_of_ranks,
-        two_networks,
-        recorded_together,
-        beside_added,
-        renamed,
-    ),
+    *(used_by_some_samples, on_two_threads, recorded_by_another_thread, gan_of_ranks),
+    *(two_networks, recorded_together, beside_added, renamed),
 ]
 
 

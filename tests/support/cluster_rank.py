@@ -15,6 +15,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 import gluonpar
 from gluonpar import cluster, sharding
@@ -32,7 +33,9 @@ import any_program  # isort: skip
 import batch_programs  # isort: skip
 import checkpoint_files  # isort: skip
 import contexts as devices  # isort: skip
+import gluon_runs as runs  # isort: skip
 from contexts import contexts, device  # isort: skip
+from sync_batch_norm_stress import Branches  # isort: skip
 
 SAMPLES, BATCH, STEPS = 23, 11, 2  # the last of three batches has one sample
 MODULE_BATCH = 36
@@ -187,28 +190,18 @@ def by_estimator(num_devices, make_trainer, **loads):
     return [p.list_data()[-1].asnumpy() for p in net.collect_params().values()]
 
 
-class Residual(gluon.nn.HybridBlock):
-    """Two normalised convolutions beside their input, as in ResNet."""
-
-    def __init__(self, channels, **options):
-        super().__init__(**options)
-        with self.name_scope():
-            self.body = gluon.nn.HybridSequential(prefix="")
-            for _ in range(2):
-                self.body.add(gluon.nn.Conv2D(channels, 3, padding=1, in_channels=channels))
-                self.body.add(gluonpar.SyncBatchNorm(in_channels=channels))
-
-    def hybrid_forward(self, F, x):
-        return F.relu(self.body(x) + x)
-
-
 def by_sync_batch_norm(num_devices, updates=True):
-    """Outputs, gradients and running statistics of every batch, of all devices of all ranks."""
+    """Outputs, gradients and running statistics of every batch, of all devices of all ranks.
+
+    Each device, on its thread, has dropout masks of its own: MXNet's, not cuDNN's.
+    """
     mx.random.seed(9)
     ctx, net = contexts(num_devices), gluon.nn.HybridSequential(prefix="residual_")
     with net.name_scope():
         net.add(gluon.nn.Conv2D(4, 3, 2, in_channels=1), gluonpar.SyncBatchNorm(in_channels=4))
-        net.add(Residual(4), gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(10, in_units=4))
+        net.add(Branches(4, 1, 2), gluon.nn.GlobalAvgPool2D())
+        net.add(gluon.nn.HybridLambda(lambda F, x: F.Dropout(x, p=0.5, cudnn_off=True)))
+        net.add(gluon.nn.Dense(10, in_units=4))
     net.initialize(mx.init.Xavier(), ctx=ctx)
     net.hybridize(active=updates)
     params, loss = net.collect_params(), gluon.loss.SoftmaxCrossEntropyLoss()
@@ -267,30 +260,9 @@ def by_run(num_devices):
     ]
 
 
-def by_dropout(num_devices):
-    """A pass per device on its thread, each with masks of its own: MXNet's, not cuDNN's."""
-    mx.random.seed(2)
-    ctx, loss, net = contexts(num_devices), gluon.loss.SoftmaxCELoss(), gluon.nn.HybridSequential()
-    dropout = gluon.nn.HybridLambda(lambda F, x: F.Dropout(x, p=0.5, cudnn_off=True))
-    net.add(gluon.nn.Dense(16, in_units=784), dropout, gluon.nn.Dense(10, in_units=16))
-    net.initialize(mx.init.Xavier(), ctx=ctx)
-    trainer = gluonpar.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-
-    def forward_backward(shard):
-        with autograd.record():
-            losses = loss(net(shard[0].reshape((-1, 784))), shard[1])
-        losses.backward()
-
-    mx.random.seed(5)
-    for X, y, num_samples in batches(num_devices):
-        gluonpar.run_tasks(forward_backward, gluonpar.split_and_load((X, y), ctx), ctx)
-        trainer.step(num_samples)
-    return [param.data(ctx[-1]).asnumpy() for param in net.collect_params().values()]
-
-
 def trained(num_devices):
     """Everything that is trained in one job, by name."""
-    ways = (by_train_batch, by_hand, by_run, by_towers, by_module, by_dropout)
+    ways = (by_train_batch, by_hand, by_run, by_towers, by_module)
     found = {way.__name__: way(num_devices) for way in ways}
     found["by_sync_batch_norm"] = by_sync_batch_norm(num_devices)
     found["bits"] = by_sync_batch_norm(num_devices, updates=False)
@@ -415,35 +387,22 @@ def rows():
         assert data[1].asnumpy().tolist() == [[2 * rank + 1]] * 2
 
 
-def fitted():
+def summed_by_hand():
     """Check that make_parallel must stay in one process, and that a sum of gradients is enough."""
-    rank, size = cluster.rank(), cluster.size()
-    ctx, x, w = contexts(2), np.arange(1.0, 4 * size, dtype="float32"), mx.nd.zeros((3, 1))
-    y, part = 2 * x**2 - 3 * x + 1, partition.slices(len(x), size)[rank]
+    x, w = np.arange(1.0, 4 * cluster.size(), dtype="float32"), mx.nd.ones((1,))
+    mine = x[partition.slices(len(x), cluster.size())[cluster.rank()]]
     w.attach_grad()
 
-    def squared(x, y):
-        powers = mx.nd.stack(x**0, x, x**2, axis=1)
-        return (mx.nd.dot(powers, w.as_in_context(x.context))[:, 0] - y) ** 2
+    def squares(x):
+        return (x * w.as_in_context(x.context)) ** 2
 
-    try:
-        gluonpar.make_parallel(squared, ctx, x=x, y=y)
-    except ValueError as error:
-        assert "inside gluonpar.cluster.local()" in str(error), error
-    else:
-        raise AssertionError("it was not refused")
-    results = []
-    for mine in (part, slice(None)):  # of this rank, and all in one process
-        w[:] = 0
-        for _ in range(3):
-            with cluster.local(), autograd.record():
-                loss = gluonpar.make_parallel(squared, ctx, x=x[mine], y=y[mine]).sum() / len(x)
-            loss.backward()
-            if mine is part:
-                gluonpar.allreduce([w.grad])
-            w -= 1e-4 * w.grad
-        results.append(w.asnumpy())
-    np.testing.assert_allclose(*results, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"inside gluonpar.cluster.local\(\)"):
+        gluonpar.make_parallel(squares, contexts(2), x=mine)
+    with cluster.local(), autograd.record():
+        loss = gluonpar.make_parallel(squares, contexts(2), x=mine).sum()
+    loss.backward()
+    gluonpar.allreduce([w.grad])
+    assert w.grad.asscalar() == (2 * x**2).sum()
 
 
 def normalised():
@@ -526,27 +485,21 @@ def normalised():
 def local(folder):
     """Rank 0 alone does everything inside local(), and goes on outside with what it made there."""
     rank, size, path = cluster.rank(), cluster.size(), pathlib.Path(folder)
-    outside = trainers_of(1.0)
+    outside = networks_and_trainers()
     if rank == 0:
         with cluster.local():
             assert (cluster.rank(), cluster.size(), cluster.gather(7)) == (0, 1, [7])
             assert cluster.local_rank() == 0
             save(path, 2)
-            networks = trainers_of(1.0)
+            networks = networks_and_trainers()
             meter = LossMeter()
-            net = networks[0][0]
-            images = np.array([[1.0], [-1.0]], "float32")
-
-            def scores(X, _):
-                return mx.nd.concat(net(X), -net(X))
-
-            accuracy = gluonpar.metrics.accuracy(images, np.zeros(2), [None], contexts(1), scores)
+            images, one = np.array([[1, 0], [0, 1]], "float32"), contexts(1)
+            accuracy = gluonpar.metrics.accuracy(images, np.zeros(2), [None], one, lambda X, _: X)
             assert accuracy == 0.5
             gluonpar.save_checkpoint(str(path / "of_one"), *networks[0])
             gluonpar.load_checkpoint(str(path / "of_one"), *networks[0])
-            seen = gluonpar.run_tasks(lambda _: cluster.size(), [0, 1], contexts(2))
-            assert seen == [1, 1]
-            how = (lambda x, params: (x - params[0]) ** 2), [mx.nd.zeros((1,))], contexts(1)
+            assert gluonpar.run_tasks(lambda _: cluster.size(), [0, 1], contexts(2)) == [1, 1]
+            how = (lambda x, params: (x - params[0]) ** 2), [mx.nd.zeros((1,))], one
             towers = gluonpar.Towers(*how, mx.optimizer.SGLD())
         for net, trainer in networks:
             losses = step(net, trainer, 10, 1)
@@ -555,23 +508,18 @@ def local(folder):
         assert meter.read() == 10
         assert towers.step([mx.nd.ones((1,))])["loss"][0].asscalar() == 1
     for net, trainer in outside:
-        with cluster.local():
-            try:
-                step(net, trainer, 1, 1)
-            except RuntimeError as error:
-                assert "made outside gluonpar.cluster.local()" in str(error)
-            else:
-                raise AssertionError("it was not refused")
+        with cluster.local(), pytest.raises(RuntimeError, match="made outside"):
+            step(net, trainer, 1, 1)
         step(net, trainer, 1, size)
         assert net.weight.data().asscalar() == 0
 
 
-def trainers_of(value):
+def networks_and_trainers():
     """A network of one weight for each kind of Trainer."""
     found = []
     for make in (gluonpar.Trainer, batch_programs.StockWithKVStore):
         net = gluon.nn.Dense(1, in_units=1, use_bias=False)
-        net.initialize(mx.init.Constant(value), ctx=contexts(1))
+        net.initialize(mx.init.One(), ctx=contexts(1))
         found.append((net, make(net.collect_params(), "sgd", {"learning_rate": 1.0})))
     return found
 
@@ -777,10 +725,12 @@ def draws():
 def as_one(folder):
     draws()
     exchanged()
-    pieces()
+    process_collectives.PIECE_BYTES = 64  # messages in pieces, as those above 1 GiB are
+    collective()
+    process_collectives.PIECE_BYTES = 1 << 30
     collective()
     rows()
-    fitted()
+    summed_by_hand()
     normalised()
     measured()
     loaded(num_workers=0)
@@ -798,6 +748,9 @@ def programs(number):
             any_program.law(kvstore, optimizer, False, int(number), least_samples)()
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
     first, other = (size, 2, "a loop", 3), (size, 0, "the last device first", 2)
+    # On rank 0 a gradient of the first device is lost by a pass of the second one.
+    lost = [("clip", (0, size - 1, 2, "a loop", 1)), ("backward", (size - 1, 2, "one backward", 5))]
+    lost += [("sum_by_hand", (-1, size, 0, "one backward", 9)), ("train", (0, *other))]
     for kvstore, k, two, program in [
         (None, 3, False, [("backward", first), ("train", (0, *other))]),
         (None, 3, False, [("backward", other), ("sum", (0,)), ("step", (0, size))]),
@@ -805,16 +758,7 @@ def programs(number):
         (None, 3, False, [("train", (0, *other)), ("sum_by_hand", (0, 1, 2, "a loop", 4))]),
         # The second Trainer's first step, after a batch that it has not used.
         ("gluonpar", 1, True, [("train", (0, *other)), ("train", (-1, 1, 0, "a loop", 4))]),
-        # On rank 0 a gradient of the first device is lost by a pass of the second one.
-        (
-            *(None, 3, True),
-            [
-                ("clip", (0, size - 1, 2, "a loop", 1)),
-                ("backward", (size - 1, 2, "one backward", 5)),
-                ("sum_by_hand", (-1, size, 0, "one backward", 9)),
-                ("train", (0, *other)),
-            ],
-        ),
+        (None, 3, True, lost),
     ]:
         any_program.check(kvstore, "sgd", False, k, program, two)
 
@@ -832,25 +776,17 @@ def batches_left_out(_):
             for k in (1, 2):
                 batch_programs.check(program, k, trainer, how)
     for make in (gluonpar.Trainer, batch_programs.StockWithKVStore):
-        param = gluon.Parameter("w", shape=(1,))
-        param.initialize(mx.init.Zero(), ctx=contexts(2))
-        trainer = make([param], "sgd", {"learning_rate": 1.0})
+        [param] = params = runs.weights([[0.0]], 2)
+        trainer = make(params, "sgd", {"learning_rate": 1.0})
         for refused, want in ((False, -1), (True, -1), (False, -2), (True, -2), (False, -3)):
             for _ in range(2 if refused and cluster.is_main() else 1):
-                with autograd.record():
-                    losses = [value * 1 for value in param.list_data()]
-                autograd.backward(losses)
-            try:
+                runs.give_grads(params, [[1.0, 1.0]])
+            told = pytest.raises(mx.MXNetError, match="different numbers of batches")
+            with told if refused else contextlib.nullcontext():
                 trainer.step(2 * cluster.size())
-                assert param.list_data()[1].asscalar() == want and not refused
-            except mx.MXNetError as error:
-                assert "different numbers of batches" in str(error) and refused
-        if (
-            not cluster.is_main()
-        ):  # rank 0 has no samples, and the sum that is added in the next one
-            with autograd.record():
-                loss = param.list_data()[1] * 4
-            loss.backward()
+                assert param.list_data()[1].asscalar() == want
+        if not cluster.is_main():  # rank 0 has the sum that is added in the next one
+            runs.give_grads(params, [[None, 4.0]])
         trainer.allreduce_grads()
         trainer.step(cluster.size() - 1)
         assert param.list_data()[0].asscalar() == -7
@@ -876,21 +812,12 @@ def on_gpus(folder):
         save(folder, 2)
 
 
-def start_late(folder):
-    """Return a function that waits, on rank 1 only, for a file ``go``."""
+def late(folder):
+    """Rank 1 comes late to a collective, when there is a file ``go``; the others wait for it."""
     cluster.gather("the first takes longer")
     print(f"rank {cluster.rank()} (pid {os.getpid()}", flush=True)
-
-    def wait():
-        while cluster.rank() == 1 and not pathlib.Path(folder, "go").exists():
-            time.sleep(0.01)
-
-    return wait
-
-
-def late(folder):
-    """Rank 1 comes late to a collective; the others wait for it."""
-    start_late(folder)()
+    while cluster.rank() == 1 and not pathlib.Path(folder, "go").exists():
+        time.sleep(0.01)
     cluster.gather(None)
 
 
@@ -899,22 +826,14 @@ def children(_):
     program = "from gluonpar import cluster; print('started', cluster.rank(), cluster.size())"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
     before, x = (cluster.rank(), cluster.size()), mx.nd.ones((2,))
-
-    def refused(communicate, words):
-        try:
-            communicate([x])
-        except RuntimeError as refusal:
-            assert words in str(refusal)
-        else:
-            raise AssertionError("it was not refused")
-
     for code in (1, 7):
         child = os.fork()
         if not child:
             signal.alarm(60)
             assert (cluster.rank(), cluster.size()) == before
             for name in ("allreduce", "broadcast", "gather", "abort"):
-                refused(getattr(cluster, name), str(os.getpid()))
+                with pytest.raises(RuntimeError, match=str(os.getpid())):
+                    getattr(cluster, name)([x])
             if code == 1:
                 raise KeyError("the cat")
             sys.exit(code)  # through what is done at the end of a process
@@ -922,29 +841,9 @@ def children(_):
     cluster.allreduce([x])
     mpi = importlib.import_module("mpi4py.MPI")
     mpi.Finalize()  # without waiting for the sum
-    refused(cluster.gather, "MPI.Finalize()")
+    with pytest.raises(RuntimeError, match=r"MPI.Finalize\(\)"):
+        cluster.gather(x)
     print(f"rank {before[0]} {x.asnumpy().tolist()}", flush=True)
-
-
-def pieces():
-    """Check that messages may be sent in pieces, as those above 1 GiB are."""
-    process_collectives.PIECE_BYTES, n = 64, 101  # the last pieces are shorter
-    rank, size = cluster.rank(), cluster.size()
-    for dtype in ("float16", "float32", "int8"):
-        values = np.arange(n) % 50
-        x = mx.nd.array(values + rank, dtype=dtype)
-        cluster.allreduce([x])
-        total = values * size + size * (size - 1) // 2
-        assert (x.asnumpy() == total.astype(dtype)).all(), dtype  # int8 wraps around
-        x = mx.nd.array(values + rank, dtype=dtype)
-        cluster.broadcast([x], root=1)
-        assert (x.asnumpy() == values + 1).all(), dtype
-        sizes = [n - 30 * (size - 1), *[30] * (size - 1)]
-        of_ranks = np.repeat(range(size), sizes)
-        x = mx.nd.array(np.where(of_ranks == rank, values, 0), dtype=dtype)
-        cluster.all_gather(x, sizes)
-        assert (x.asnumpy() == values).all(), dtype
-    process_collectives.PIECE_BYTES = 1 << 30
 
 
 def saves_alone(folder):
@@ -982,11 +881,10 @@ FAULTS = {
     "leave": lambda: sys.exit(0),
     "leave and hang": lambda: sys.exit(0),
     "go on": lambda: None,
-}
-AT_THE_END = {
     "stop at the end": stop,
     "end last": lambda: (time.sleep(15), print("the last", flush=True)),
 }
+AT_THE_END = ("stop at the end", "end last")
 
 
 def fault(kind, who):
@@ -1004,7 +902,7 @@ def fault(kind, who):
         x.wait_to_read()
         if i == 10 and cluster.rank() == who:
             print("now", flush=True)
-            {**FAULTS, **AT_THE_END}[kind]()
+            FAULTS[kind]()
         if i == 10 and cluster.rank() == who + 1 and kind == "leave and hang":
             FAULTS["hang"]()
         time.sleep(0.01)
@@ -1012,7 +910,7 @@ def fault(kind, who):
 
 if __name__ == "__main__":
     task, argument = sys.argv[1:]
-    if task in (*FAULTS, *AT_THE_END):
+    if task in FAULTS:
         fault(task, int(argument))
     else:
         globals()[task](argument)

@@ -8,12 +8,10 @@ kind = mx.cpu  # set by conftest.py before the tests are imported
 
 
 def device(i=0):
-    """Return the context of device ``i``."""
     return kind(i)
 
 
 def contexts(k):
-    """Return the contexts of the first ``k`` devices."""
     return [kind(i) for i in range(k)]
 
 

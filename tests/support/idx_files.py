@@ -31,12 +31,10 @@ def contents(seed: int = 0, num_train: int = 6, num_test: int = 4) -> dict[str, 
 
 
 def gz(content: bytes) -> bytes:
-    """Gzip with no time stamp."""
     return gzip.compress(content, mtime=0)
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
-    """Put contents into a folder as .gz files."""
     folder.mkdir(parents=True, exist_ok=True)
     for stem, content in files.items():
         (folder / f"{stem}.gz").write_bytes(gz(content))

@@ -16,14 +16,11 @@ import traceback
 import mxnet as mx
 import numpy as np
 import operator_table
+from gluon_runs import STATIC, stock_trainer
 from mxnet import autograd, gluon
 from operator_table import C, P
 
-FORMS = {
-    "imperative": None,
-    "hybridized": {},
-    "static": {"static_alloc": True, "static_shape": True},
-}
+FORMS = {"imperative": None, "hybridized": {}, "static": STATIC}
 STEPS, LEARNING_RATE = 2, 0.0625
 # The gradients of outputs are these multiples of the same numbers. Their sum is 1, so two devices'
 # gradients add up to those of one device to the bit, if backward is linear.
@@ -119,15 +116,11 @@ def result(net, device=0):
     }
 
 
-def stock(params, optimizer, options):
-    return gluon.Trainer(params, optimizer, options, kvstore=None)
-
-
 def compare(case, form, grad_req):
     """Return what is wrong, or None."""
     before = result(network(case, grad_req, "imperative", [mx.cpu()]))
     try:
-        want = result(train(stock, 1, case, form, grad_req))
+        want = result(train(stock_trainer, 1, case, form, grad_req))
     except Exception as error:
         raise RuntimeError(f"stock: {error}") from error
     moved = [name for name in want if (want[name] != before[name]).any()]

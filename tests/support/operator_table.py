@@ -243,8 +243,7 @@ op("LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput", P(), C
    own_heads=True)  # fmt: skip
 op("MakeLoss make_loss", P(), own_heads=True)
 op("CTCLoss", P((6, 2, 4)), C([[1, 2], [3, 1]]))
-op("_contrib_hawkesll", P((2, 3), 0.1, 1), P((3,), 0.1, 0.5), P((3,), 0.5, 1),
-   P((2, 3), 0, 1),
+op("_contrib_hawkesll", P((2, 3), 0.1, 1), P((3,), 0.1, 0.5), P((3,), 0.5, 1), P((2, 3), 0, 1),
    C(np.full((2, 4), 0.5)), C([[0, 1, 2, 1], [2, 1, 0, 0]], "int32"), C([4, 3]), C([3.0, 3.0]),
    call=lambda F, *x: F.contrib.hawkesll(*x)[0], grad_reqs=WRITE)  # fmt: skip
 
@@ -373,15 +372,8 @@ op("""
 # --- Layers ---------------------------------------------------------------------------------------
 FEW, MANY = P((2, 3, 8, 8)), P((2, 16, 8, 8))
 op("Convolution", FEW, P((4, 3, 3, 3)), P((4,)), kernel=(3, 3), num_filter=4)
-op(
-    "Convolution",
-    MANY,
-    P((32, 16, 3, 3)),
-    kernel=(3, 3),
-    num_filter=32,
-    stride=(2, 2),
-    no_bias=True,
-)
+op("Convolution", MANY, P((32, 16, 3, 3)), kernel=(3, 3), num_filter=32, stride=(2, 2),
+   no_bias=True)  # fmt: skip
 op("Deconvolution", FEW, P((3, 4, 3, 3)), kernel=(3, 3), num_filter=4)
 op("Deconvolution", MANY, P((16, 16, 4, 4)), kernel=(4, 4), num_filter=16)
 PER_CHANNEL = P((16,)), P((16,))
@@ -391,12 +383,9 @@ op("GroupNorm", P(BIG), P((1,)), P((1,)))
 op("LayerNorm", P((4, 16)), *PER_CHANNEL)
 op("Embedding", C([[1, 3], [3, 0]]), P((7, 4)), input_dim=7, output_dim=4)
 STATE = P((1, 2, 4))
-for mode, gates, states in (
-    ("rnn_tanh", 1, [STATE]),
-    ("gru", 3, [STATE]),
-    ("lstm", 4, [STATE] * 2),
-):
-    op("RNN", P((5, 2, 3)), P((36 * gates,)), *states, mode=mode, state_size=4, num_layers=1)
+for mode, gates, states in (("rnn_tanh", 1, 1), ("gru", 3, 1), ("lstm", 4, 2)):
+    op("RNN", P((5, 2, 3)), P((36 * gates,)), *[STATE] * states, mode=mode, state_size=4,
+       num_layers=1)  # fmt: skip
 
 # --- grad_req='add': stock MXNet, on one device, does not compute twice the gradient of 'write' ---
 for name in """

@@ -8,15 +8,16 @@ import time
 import psutil
 
 
-def end(*arguments, cwd=None, seconds=600, wrapper=(), **variables):
+def end(*arguments, cwd=None, seconds=600, wrapper=(), stdin=None, **variables):
     """Run this Python with these arguments, by the command ``wrapper``; return the ended process.
 
-    ``variables`` are set in its environment, or removed from it where they are None.
+    ``stdin`` is text. ``variables`` are set in its environment, or removed where they are None.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     return subprocess.run(
         [*wrapper, sys.executable, *map(str, arguments)],
         cwd=cwd,
+        input=stdin,
         env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,

@@ -26,8 +26,9 @@ class Branches(nn.HybridBlock):
         for _ in range(num_branches):
             stack = nn.HybridSequential()
             for _ in range(depth):
-                stack.add(nn.Conv2D(channels, 3, padding=1))
-                stack.add(gluonpar.SyncBatchNorm(timeout_seconds=600), nn.Activation("relu"))
+                norm = gluonpar.SyncBatchNorm(in_channels=channels, timeout_seconds=600)
+                stack.add(nn.Conv2D(channels, 3, padding=1, in_channels=channels), norm)
+                stack.add(nn.Activation("relu"))
             self.register_child(stack)
             self.branches.append(stack)
 

@@ -21,9 +21,9 @@ HYPER = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 class Training:
-    """Two layers, and a Trainer for each; the second one's layers may be made in another order."""
+    """Layers with these names, made in their order, and a Trainer of all of them."""
 
-    def __init__(self, kind, names=("a", "b"), optimizer="sgd", in_units=1, **options):
+    def __init__(self, kind, names="ab", optimizer="sgd", in_units=1, **options):
         self.layers, self.in_units = {}, in_units
         for name in names:
             layer = gluon.nn.Dense(1, in_units=in_units, prefix=f"{name}_")
@@ -48,33 +48,18 @@ class Training:
         return self.layers["a"].weight
 
 
-def order(kind, there):
-    Training(kind, names=("b", "a") if there else ("a", "b")).step()
+def made(**options):
+    """Each option is a pair: what the Training is made with here, and on rank 1."""
 
+    def run(kind, there):
+        Training(kind, **{name: values[there] for name, values in options.items()}).step()
 
-def digits(kind, there):
-    Training(kind, names=("a", "b", "expert2" if there else "expert1")).step()
-
-
-def shapes(kind, there):
-    Training(kind, names=("a", "b", "c") if there else ("a", "b")).step()
-
-
-def optimizers(kind, there):
-    Training(kind, optimizer="nag" if there else "sgd").step()
-
-
-def shape_of_parameter(kind, there):
-    Training(kind, in_units=2 if there else 1).step()
-
-
-def algorithm(kind, there):
-    Training(kind, algorithm="ring" if there else None).step()
+    return run
 
 
 def values(kind, there):
     training = Training(kind)
-    for copy in training.weight.list_data():
+    for copy in training.layers["b"].weight.list_data():
         copy[:] += int(there)  # nothing else compares what a program writes
     training.trainer.check_replicas()
 
@@ -83,12 +68,11 @@ def two_trainers(kind, there):
     both = [Training(kind, names=("actor",)), Training(kind, names=("critic",))]
     for training in both[::-1] if there else both:
         training.step()
+    return both
 
 
 def two_sums(kind, there):
-    both = [Training(kind, names=("actor",)), Training(kind, names=("critic",))]
-    for training in both:
-        training.step()
+    both = two_trainers(kind, False)
     with autograd.record():
         losses = [x * 1 for t in both for p in t.layers.values() for x in p.weight.list_data()]
     autograd.backward(losses)
@@ -114,35 +98,22 @@ def load(training):
     training.weight.set_data(mx.nd.ones((1, 1)) * 3)
 
 
+def of_weight(name, value):
+    return changed(lambda training: setattr(training.weight, name, value))
+
+
+def of_optimizer(name, value):
+    return changed(lambda training: setattr(training.trainer.optimizer, name, value))
+
+
 def load_file(training):
     layer = training.layers["a"]
     layer.save_parameters(PATH)
     layer.load_parameters(PATH, ctx=contexts(K))
 
 
-def freeze(training):
-    training.weight.grad_req = "null"
-
-
-def rate(training):
-    training.trainer.set_learning_rate(0.5)
-
-
-def lr_mult(training):
-    training.weight.lr_mult = 0.1
-
-
-def wd_mult(training):
-    training.weight.wd_mult = 7
-
-
-def momentum(training):
-    training.trainer.optimizer.momentum = 0.5
-
-
 def batch_size(kind, there):
-    training = Training(kind)
-    training.step(2 if there else 1)
+    Training(kind).step(2 if there else 1)
 
 
 def rows(n, shape=(2, 3)):
@@ -164,24 +135,25 @@ def many(_, there):
 
 # What is different, what the error says, and on which Trainers, if it has to do with one.
 BOTH = tuple(TRAINERS)
+EXPERTS = [("a", "b", f"expert{i}") for i in (1, 2)]
 DIFFERENCES = {
-    "order of parameters": (order, "parameter 0 is ('b_weight'", ("host",)),
-    "digits in names": (digits, "expert2", BOTH),
-    "number of parameters": (shapes, "c_weight", ("host",)),
-    "number of parameters in the store": (shapes, "broadcast of 6 float32", ("kvstore",)),
-    "shape of a parameter": (shape_of_parameter, "a_weight", ("host",)),
-    "algorithm": (algorithm, "algorithm is 'ring' on rank 1", ("host",)),
-    "values": (values, "a_weight differ between rank 0 and rank 1", ("host",)),
-    "optimizer": (optimizers, "optimizer is 'NAG' on rank 1", BOTH),
+    "order of parameters": (made(names=("ab", "ba")), "parameter 0 is ('b_weight'", ("host",)),
+    "digits in names": (made(names=EXPERTS), "expert2", BOTH),
+    "number of parameters": (made(names=("ab", "abc")), "c_weight", ("host",)),
+    "number in the store": (made(names=("ab", "abc")), "broadcast of 6 float32", ("kvstore",)),
+    "shape of a parameter": (made(in_units=(1, 2)), "a_weight", ("host",)),
+    "algorithm": (made(algorithm=(None, "ring")), "algorithm is 'ring' on rank 1", ("host",)),
+    "values": (values, "b_weight differ between rank 0 and rank 1", ("host",)),
+    "optimizer": (made(optimizer=("sgd", "nag")), "optimizer is 'NAG' on rank 1", BOTH),
     "order of Trainers": (two_trainers, "(critic_", BOTH),
     "order of sums": (two_sums, "(critic_", BOTH),
     "set_data": (changed(load), "values set by set_data or load_parameters", BOTH),
     "load_parameters": (changed(load_file), "['a_weight', 'a_bias'] on rank 1", ("host",)),
-    "freeze": (changed(freeze), "grad_req is {'a_weight': 'null'} on rank 1", BOTH),
-    "rate": (changed(rate), "lr is 0.5 on rank 1 and 0.1 on rank 0", BOTH),
-    "lr_mult": (changed(lr_mult), "lr_mult is {'a_weight': 0.1} on rank 1", BOTH),
-    "wd_mult": (changed(wd_mult), "wd_mult is {'a_weight': 7} on rank 1", BOTH),
-    "momentum": (changed(momentum), "momentum is 0.5 on rank 1 and 0.9 on rank 0", BOTH),
+    "freeze": (of_weight("grad_req", "null"), "grad_req is {'a_weight': 'null'} on rank 1", BOTH),
+    "rate": (of_optimizer("lr", 0.5), "lr is 0.5 on rank 1 and 0.1 on rank 0", BOTH),
+    "lr_mult": (of_weight("lr_mult", 0.1), "lr_mult is {'a_weight': 0.1} on rank 1", BOTH),
+    "wd_mult": (of_weight("wd_mult", 7), "wd_mult is {'a_weight': 7} on rank 1", BOTH),
+    "momentum": (of_optimizer("momentum", 0.5), "momentum is 0.5 on rank 1 and", BOTH),
     "batch size": (batch_size, "batch_size is 2 on rank 1 and 1 on rank 0", ("host",)),
     "batch size in the store": (batch_size, "rescale_grad is 0.5 on rank 1", ("kvstore",)),
     "min and max": (ops("min", "max"), "rank 1: max by allreduce", ("",)),
@@ -198,7 +170,7 @@ def check_order_by_name():
     """A store's Trainer sorts its parameters by name, so that another order is none."""
     values = []
     for there in (False, cluster.rank() == 1):
-        training = Training("kvstore", names=("b", "a") if there else ("a", "b"))
+        training = Training("kvstore", names="ba" if there else "ab")
         training.step(K * cluster.size())
         values.append([layer.weight.data().asscalar() for _, layer in training.in_order()])
     assert values[0] == values[1] == [np.float32(1 - 0.1), np.float32(1 - 0.2)], values
