@@ -99,7 +99,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
     """Print a table size by size; return a complaint if there were wrong values."""
     counts, ctx, names, notice = prepared
     if notice:
-        console.notice(notice)
+        console.notice(harness.wrapped(notice))
     options = record.options
     how = threads.describe(ctx) or "; ".join(record.machine["gpus"])
     rows = {

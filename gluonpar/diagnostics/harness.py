@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import re
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +170,8 @@ class Record:
         """Print the conditions of the measurement: versions, machine, date, and ``rows``."""
         gpus = "".join(f"; {gpu}" for gpu in self.machine["gpus"])
         where = f"{self.machine['processor']}, {self.machine['cores']} cores usable{gpus}"
-        console.header({"machine": where, "date": self.machine["date"], **rows})
+        rows = {"machine": where, "date": self.machine["date"], **rows}
+        console.header({name: wrapped(text, len(name) + 2) for name, text in rows.items()})
 
     def write(self) -> None:
         """Write everything so far to the --json file; exit with one line if that fails."""
@@ -232,6 +234,12 @@ def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str]
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:
     """Return a table's line: right-justified cells, left-justified where the width is negative."""
     return " ".join(f"{c!s:{'<' if w < 0 else '>'}{abs(w)}}" for c, w in zip(cells, widths))
+
+
+def wrapped(text: str, start: int = 0) -> str:
+    """Return a text in lines of at most 80 columns; the first begins at column ``start``."""
+    wrapper = textwrap.TextWrapper(80, " " * start, "  ", break_on_hyphens=False)
+    return wrapper.fill(text)[start:]
 
 
 def progress_bar(title: str) -> Progress:

@@ -52,9 +52,10 @@ def verify(
     With compute capability 8.0 and up, start Python with ``NVIDIA_TF32_OVERRIDE=0``: products in
     TF32 may differ by more than rounding of float32.
 
-    Raises :class:`gluonpar.Wrong` for a difference; ValueError for an empty batch, a loss that is
-    not per sample, a context listed twice, and a network that accumulates gradients
-    (``grad_req='add'``); Gluon's RuntimeError for a network that is not on all of ``ctx``.
+    Raises :class:`VerificationError`, which is ``gluonpar.Wrong``, for a difference; ValueError for
+    an empty batch, a loss that is not per sample, a context listed twice, and a network that
+    accumulates gradients (``grad_req='add'``); Gluon's RuntimeError for a network that is not on
+    all of ``ctx``.
 
     >>> import mxnet as mx, numpy as np
     >>> net, ctx = mx.gluon.nn.Dense(3, in_units=4), [mx.cpu(0), mx.cpu(1)]

@@ -54,14 +54,14 @@ class Identity:
     def check(self, **options: Any) -> None:
         """Raise ValueError on all ranks if Trainers differ; waits for all ranks."""
         if self.name:
-            cluster.check_equal({**self._update(), **options, **self._kinds()})
+            cluster.check_equal({**self._update(), **options, **self._shapes()})
 
     def facts(self, **facts: Any) -> dict[str, Any]:
         """Return these facts, and all others that ranks compare in a step before the sum."""
         if not self.name:
             return {}
         if not self._has_compared:
-            self._has_compared, facts = True, {**self._kinds(), **facts}
+            self._has_compared, facts = True, {**self._shapes(), **facts}
         were_set = [name for param, name in self._params() if param in _were_set]
         are_alike(param for param, _ in self._params())
         since = "values set by set_data or load_parameters since the last step"
@@ -70,7 +70,7 @@ class Identity:
     def _params(self) -> list[tuple[gluon.Parameter, str]]:
         return [(param(), name) for param, name in self._named]
 
-    def _kinds(self) -> dict[str, Any]:
+    def _shapes(self) -> dict[str, Any]:
         """Return names, shapes and dtypes of the parameters, in their order."""
         return {
             f"parameter {i}": (name, param.shape, np.dtype(param.dtype).name)

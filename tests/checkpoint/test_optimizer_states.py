@@ -213,8 +213,8 @@ def test_plain_attributes_are_restored(tmp_path):
     assert numbers == trainer.optimizer.numbers and type(numbers[0]) is np.float32
 
 
-def test_states_of_a_former_version_are_read():
-    """The file was written by version 0.2.0 after three steps."""
+def test_states_of_an_earlier_program_are_read():
+    """The file was written after three steps when 0.3.0's format was new."""
     params = weights([[1.0, 2.0], [3.0]], 2)
     schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.25)
     options = {"learning_rate": 0.25, "lr_scheduler": schedule, "wd": 0.125}
