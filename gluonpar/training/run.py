@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import time
+from collections import Counter
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -298,8 +299,6 @@ class Run:
     def _header(self) -> dict[str, str]:
         """Return the header's rows; every process must call this."""
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
-        own = str(self.ctx), threads.describe(self.ctx), devices.staged(self.ctx)
-        kinds = "; ".join(dict.fromkeys(cluster.gather(", ".join(filter(None, own)))))
         # In a job other ranks would count as other programs.
         alone = num_ranks == 1 and self.ctx[0].device_type == "cpu"
         shared = processors.shared() if alone else ""
@@ -315,13 +314,23 @@ class Run:
         length = f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"
         return {
             "processes": str(num_ranks) if num_ranks > 1 else "",
-            "devices": f"{len(self.ctx) * num_ranks}, {kinds}" if num_ranks > 1 else kinds,
+            "devices": _describe_devices(self.ctx, num_ranks),
             "processors": shared,
             "batch size": f"{config.batch_size} in all, {shards}",
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
             "training": f"{length}, lr {self.lr}, seed {config.seed}",
         }
+
+
+def _describe_devices(ctx: Sequence[mx.Context], num_ranks: int) -> str:
+    """Return the devices of all processes; every process must call this."""
+    described = str(ctx), threads.describe(ctx), devices.staged(ctx)
+    processes = Counter(cluster.gather(", ".join(filter(None, described))))
+    if num_ranks == 1:
+        return next(iter(processes))
+    kinds = (f"in {n} process{'es' * (n > 1)} with {each}" for each, n in processes.items())
+    return f"{num_ranks * len(ctx)}, {'; '.join(kinds)}"
 
 
 def train(
