@@ -798,9 +798,7 @@ def save(folder, num_devices):
     bits = [b"".join(array.tobytes() for array in arrays) for arrays in found.values()]
     assert all(theirs == bits for theirs in cluster.gather(bits))
     if cluster.is_main():
-        flat = {
-            f"{name}{i}": array for name, arrays in found.items() for i, array in enumerate(arrays)
-        }
+        flat = {f"{name}{i}": each for name in found for i, each in enumerate(found[name])}
         np.savez(pathlib.Path(folder) / f"{num_devices}.npz", **flat)
 
 
