@@ -31,7 +31,8 @@ def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) ->
     """
     buffer = io.BytesIO()
     text = np.frombuffer(json.dumps(header, default=np.number.item).encode(), "uint8")
-    np.savez(buffer, header=text, **{str(i): array for i, array in enumerate(arrays)})
+    by_number: dict[str, Any] = {str(i): array for i, array in enumerate(arrays)}
+    np.savez(buffer, header=text, **by_number)
     with files.atomic_write(path) as file:
         file.write(buffer.getbuffer())
 

@@ -60,7 +60,7 @@ def _as_float64(array: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def _sum_of_squares(block: np.ndarray) -> np.floating:
-    wide = block.astype(np.longdouble if block.dtype == np.float64 else np.float64)
+    wide: np.ndarray = block.astype(np.longdouble if block.dtype == np.float64 else np.float64)
     np.multiply(wide, wide, out=wide)
     return np.sum(wide)
 

@@ -37,7 +37,7 @@ def _numpy_1() -> types.ModuleType:
         **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
         **{"PZERO": 0.0, "NZERO": -0.0, "alltrue": np.all, "sometrue": np.any},
         **{"product": np.prod, "round_": np.round, "msort": lambda a: np.sort(a, axis=0)},
-        trapz=getattr(np, "trapezoid", None) or np.trapz,
+        trapz=vars(np).get("trapezoid") or vars(np)["trapz"],
         in1d=lambda *args, **options: np.isin(*args, **options).reshape(-1),
         compat=types.SimpleNamespace(basestring=str),
     )

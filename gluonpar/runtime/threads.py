@@ -21,7 +21,7 @@ import functools
 import os
 import queue
 import threading
-from typing import Callable, Iterable, Sequence, Tuple
+from typing import Any, Callable, Iterable, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -173,15 +173,16 @@ def _call_each(blocks: Iterable[Task]) -> None:
 
 
 # As in MXNet's operators, overflow gives no warning. np.errstate would take microseconds.
+_numpy: Any = np  # of either version
 if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
 
     def _call_all(blocks: Iterable[Task]) -> None:
-        settings = np.geterrobj()
-        np.seterrobj([settings[0], 0, None])
+        settings = _numpy.geterrobj()
+        _numpy.seterrobj([settings[0], 0, None])
         try:
             _call_each(blocks)
         finally:
-            np.seterrobj(settings)
+            _numpy.seterrobj(settings)
 
 else:  # in a context variable
     _SILENT = contextvars.Context()
