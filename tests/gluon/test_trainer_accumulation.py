@@ -40,6 +40,17 @@ def test_the_next_update_ends_the_accumulation_whichever_trainer_does_it():
         give_grads(params, [[64.0, 64.0]])  # of a backward that is never used
 
 
+def test_no_sync_begins_with_zeros_where_gradients_are_added():
+    params = weights([[0.0]], 2)
+    params[0].grad_req = "add"
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    give_grads(params, [[64.0, 64.0]])  # of a batch that is skipped
+    with trainer.no_sync():
+        give_grads(params, [[1.0, 2.0]])
+    trainer.step(1)
+    assert params[0].list_data()[1].asscalar() == -3
+
+
 def test_parameters_that_are_thawed_inside_no_sync_accumulate_from_then_on():
     params = weights([[0.0], [0.0]], 2)
     params[1].grad_req = "null"
