@@ -248,6 +248,7 @@ def _end() -> None:
     """Wait for all operators: a function that runs after the interpreter's end would crash."""
     # After an uncaught exception errors of operators are not printed: they may follow from it.
     drain(report=not hasattr(sys, "last_type"))
+    _wait_for_callbacks()  # a worker that needs the GIL later would never end, from Python 3.14 on
     if _exit_code:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -260,8 +261,12 @@ def _before_fork() -> None:
     # needs the GIL, to run a function or to return from one, would never end.
     if has_started():
         _wait_for_all()
-        while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
-            time.sleep(1e-4)
+        _wait_for_callbacks()
+
+
+def _wait_for_callbacks() -> None:
+    while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
+        time.sleep(1e-4)
 
 
 def _is_called_by_engine(frame: types.FrameType) -> bool:
