@@ -60,9 +60,9 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     variance are two all-reduces of one number per channel through the host, and so are their
     gradients; on CPU contexts it takes several times as long as BatchNorm.
 
-    Raises ValueError if ``timeout_seconds`` is not positive or ``num_devices`` less than 1, and
-    when called if its parameters are on one context twice; RuntimeError in training on several
-    devices under NaiveEngine, too.
+    Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
+    ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
+    training on several devices under NaiveEngine, too.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -77,8 +77,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ) -> None:
         if not timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
+        axis = kwargs.pop("axis", 1)
+        if axis != 1:
+            raise ValueError(f"axis must be 1, got {axis}")
         _check_num_devices(num_devices)
-        super().__init__(1, *args, in_channels=in_channels, **kwargs)  # 1 is the axis of channels
+        super().__init__(axis, *args, in_channels=in_channels, **kwargs)
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
         self.momentum = self._kwargs["momentum"]
         self._half = False

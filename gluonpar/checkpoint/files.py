@@ -33,7 +33,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     renamed. If anything fails, ``path`` stays as it was. Raises OSError if the file system refuses,
     and if ``path`` is a folder, device or pipe.
     """
-    check_replaceable(path)
+    _check_regular(path)
     temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
@@ -51,10 +51,14 @@ def _temporary(path: str | os.PathLike) -> pathlib.Path:
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
 
 
-def check_replaceable(path: str | os.PathLike) -> None:
-    """Raise OSError if :func:`atomic_write` cannot write ``path``."""
+def _check_regular(path: str | os.PathLike) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "it exists and is not a regular file", str(path))
+
+
+def check_replaceable(path: str | os.PathLike) -> None:
+    """Raise OSError if :func:`atomic_write` cannot write ``path``."""
+    _check_regular(path)
     temporary = _temporary(path)
     temporary.touch()
     temporary.unlink()
