@@ -14,12 +14,13 @@ copies.
 
 from __future__ import annotations
 
+import itertools
 from typing import Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import autograd
 
-from gluonpar import cluster
+from gluonpar import cluster, gradients
 from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, operations
 from gluonpar.runtime import memory
 
@@ -27,21 +28,21 @@ from gluonpar.runtime import memory
 class Copies(NamedTuple):
     """One parameter, by index, on all devices: its copies, and their gradients.
 
-    ``fresh[k]`` is whether this step's backward has written the gradient of device k; the others
-    must not count in the sum. Empty stands for all.
+    ``counts[k]`` is whether the gradient on device k counts (:mod:`gluonpar.gradients`); the others
+    must not be added. An empty list means that all count.
     """
 
     index: int  # type: ignore[assignment]  # it hides tuple.index, which has no use here
     params: Sequence[mx.nd.NDArray]
     grads: Sequence[mx.nd.NDArray]
-    fresh: Sequence[bool] = ()
+    counts: Sequence[bool] = ()
 
     @property
     def counting(self) -> Sequence[mx.nd.NDArray]:
         """The gradients that count."""
-        if all(self.fresh):
+        if all(self.counts):
             return self.grads
-        return [grad for grad, fresh in zip(self.grads, self.fresh) if fresh]
+        return [grad for grad, counts in zip(self.grads, self.counts) if counts]
 
 
 class ParamBucket(NamedTuple):
@@ -97,9 +98,10 @@ def get_params(
         raise TypeError(f"ctx must be an mx.Context, such as mx.cpu(0), got {ctx!r}")
     with autograd.pause():  # as_in_context would alias on the same context
         replica, without = Replica(param.copyto(ctx) for param in params), frozenset(frozen)
-    for i, param in enumerate(replica):
-        if i not in without:
-            param.attach_grad()
+    trained = [param for i, param in enumerate(replica) if i not in without]
+    for param in trained:
+        param.attach_grad()
+    gradients.follow_copies(trained)
     if cluster.size() > 1:
         cluster.broadcast(list(replica), name="broadcast by get_params")
         cluster.draw_apart()
@@ -126,15 +128,16 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
 
 def buckets(
     device_params: Sequence[Sequence[mx.nd.NDArray]],
-    written: bool = False,
+    counting: Iterable[Sequence[bool]] | None = None,
     row_sparse: bool = False,
 ) -> list[ParamBucket]:
     """Return the parameters with a gradient in buckets, the last layers' first.
 
-    With ``written`` only gradients count whose flags are set (:func:`memory.grad_flags`).
-    Raises ValueError if a parameter has a gradient on some devices only, for gradients that differ
-    in shape or dtype, and for sparse ones unless ``row_sparse``.
+    ``counting`` has an entry for each of them: by device, whether its gradient counts. None means
+    that all count. Raises ValueError if a parameter has a gradient on some devices only, for
+    gradients that differ in shape or dtype, and for sparse ones unless ``row_sparse``.
     """
+    of_params = itertools.repeat(()) if counting is None else iter(counting)
     of_devices = [
         params.grads() if isinstance(params, Replica) else [param.grad for param in params]
         for params in device_params
@@ -149,16 +152,15 @@ def buckets(
             )
         if not any(without):
             operations.check_list(of_copies, "gradients", row_sparse)
-            fresh = memory.grad_flags(copies) if written else ()
-            trained.append(Copies(i, copies, of_copies, fresh))
+            trained.append(Copies(i, copies, of_copies, next(of_params)))
     return [ParamBucket(copies) for copies in neighbours(trained)]
 
 
 def zero_stale(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
     """Set the gradients that must not count to zero; return all gradients, to be summed."""
     copies = [each for bucket in buckets for each in bucket.copies]
-    pairs = [pair for each in copies for pair in zip(each.grads, each.fresh)]
-    memory.zero([grad for grad, is_fresh in pairs if not is_fresh])
+    pairs = [pair for each in copies for pair in zip(each.grads, each.counts)]
+    memory.zero([grad for grad, counts in pairs if not counts])
     return [bucket.grads for bucket in buckets]
 
 

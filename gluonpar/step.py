@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from gluonpar import cluster, optim, replicas, sharding
+from gluonpar import cluster, gradients, optim, replicas, sharding
 from gluonpar.collectives import Exchange
 from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
@@ -63,7 +63,8 @@ def train_batch(
     total = batch_size or cluster.PendingGather(num_samples, "samples")
 
     # Forward: every device computes the losses of its shard.
-    _clear_flags(device_params)
+    of_params = gradients.of(device_params)
+    gradients.mark_used(of_params.records)  # what an earlier backward has left
     with autograd.record():
         losses = [
             cached_op.losses(model, loss, X_shard, y_shard, params, replicas.BUCKET_BYTES)
@@ -75,18 +76,12 @@ def train_batch(
         autograd.backward(losses)
 
     # All-reduce and update, of all copies. Gradients of an earlier batch do not count.
-    buckets = replicas.buckets(device_params, written=True)
+    buckets = replicas.buckets(device_params, of_params.counting())
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         allreduce_sgd(exchange, buckets, lr, total)
-        _clear_flags(device_params)
+        gradients.mark_used(of_params.records)
     return losses
-
-
-def _clear_flags(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    """Clear MXNet's flags: from now on only what backward then writes counts."""
-    for params in device_params:
-        memory.set_grad_flags(params, False)
 
 
 def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
@@ -124,12 +119,14 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         raise ValueError("device_params must have at least one parameter on one device, got none")
     contexts = [memory.context(params[0]) for params in device_params]
     replicas.check(device_params, contexts)
-    exchange = Exchange(contexts)
-    buckets = replicas.buckets(device_params, written=True, row_sparse=True)
+    exchange, of_params = Exchange(contexts), gradients.of(device_params)
+    buckets = replicas.buckets(device_params, row_sparse=True)  # raises
+    counting, _ = gradients.summands(of_params.records, exchange.num_processes, "allreduce_grads")
+    buckets = replicas.buckets(device_params, of_params.select(counting), row_sparse=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         exchange.allreduce(replicas.zero_stale(buckets))
-        _clear_flags(device_params)
+        gradients.mark_exchanged(of_params.records)
 
 
 def allreduce_sgd(

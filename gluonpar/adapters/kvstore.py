@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, collectives
+from gluonpar import cluster, collectives, gradients
 from gluonpar.cluster import world
-from gluonpar.gluon import batches, check_draws_nothing, consistency
+from gluonpar.gluon import check_draws_nothing, consistency
 from gluonpar.runtime import devices, heap, interrupts, memory, private_fields, threads
 
 Arrays = Sequence[mx.nd.NDArray]  # of a key, one per device
@@ -181,6 +181,7 @@ def _make_trainer(make: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: 
         return
     check_draws_nothing(private_fields.optimizer(trainer), cluster.size())
     threads.share(private_fields.contexts(trainer))
+    gradients.separate(params)
     _identities[trainer] = consistency.Identity(trainer, params)
     if world.launched():
         if isinstance(options["kvstore"], str):  # by name, there is none for one device
@@ -221,7 +222,7 @@ def _sum_together(sum_gradients: Callable, trainer: gluon.Trainer) -> None:
 def _update_by_sums(update: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
     """Refuse an update by gradients that have not been summed: the devices would differ."""
     if trainer in _identities:
-        batches.check_summed(private_fields.params(trainer))
+        gradients.check_summed(private_fields.params(trainer))
     update(trainer, *args, **kwargs)
 
 
@@ -318,23 +319,23 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
     count are set to zero, and the gradients are marked as sums, by which a Trainer updates all
     devices.
     """
-    params = [*map(batches.param_of, targets)]
-    known = [param for param in params if param is not None]
+    of_targets = [*map(gradients.of_grads, targets)]
+    known = [grads for grads in of_targets if grads is not None]
     names, facts = [], {}
-    for trainer in dict.fromkeys(map(private_fields.trainer, known)):
+    for trainer in dict.fromkeys(private_fields.trainer(grads.param()) for grads in known):
         if trainer is not None and _is_ours(private_fields.kvstore(trainer)):
             optimizer, ctx = private_fields.optimizer(trainer), private_fields.contexts(trainer)
             _update_alike(optimizer, ctx, mx.optimizer.LBSGD)  # it has one array for all copies
             if trainer in _identities:
                 names.append(_identities[trainer].name)
                 facts.update(_identities[trainer].facts(rescale_grad=optimizer.rescale_grad))
-    summands = batches.summands(known, cluster.size(), ", ".join(names), facts)
-    counting = dict(zip(known, zip(*summands)))
-    summed = [param for param, (_, on_some_rank) in counting.items() if on_some_rank]
-    batches.mark_summed(summed)
+    summands = gradients.summands(known, cluster.size(), ", ".join(names), facts)
+    counting: dict[Any, tuple] = dict(zip(known, zip(*summands)))
+    gradients.mark_summed(grads for grads, (_, on_some_rank) in counting.items() if on_some_rank)
+    gradients.mark_used(grads for grads, (_, on_some_rank) in counting.items() if not on_some_rank)
     added, old = [], []
-    for param, data in zip(params, lists):
-        counts, is_added = counting.get(param, ([], True))
+    for grads, data in zip(of_targets, lists):
+        counts, is_added = counting.get(grads, ([], True))
         added.append(is_added)
         if is_added and len(data) == len(counts):
             old += [array for array, is_new in zip(data, counts) if not is_new]

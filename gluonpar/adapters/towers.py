@@ -7,14 +7,14 @@ from typing import Any, Callable, Iterable, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
+from gluonpar import cluster, gradients, replicas
 from gluonpar.adapters.parallel import on_device
 from gluonpar.batch_norm import all_devices
 from gluonpar.collectives import Exchange, in_buckets, operations
 from gluonpar.gluon import check_draws_nothing, consistency
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
-from gluonpar.runtime import devices, interrupts, memory, private_fields
+from gluonpar.runtime import devices, interrupts, private_fields
 from gluonpar.sharding import as_list, num_samples, split_and_load
 
 
@@ -121,37 +121,41 @@ class Towers:
                 with on_device(self.ctx[0], "tower 0"), autograd.predict_mode():
                     self._forward(split_and_load(batches[0], self.ctx[0])[0], self._models[0])
             variables = self.variables
+            of_params = gradients.of(variables)
+            gradients.mark_used(of_params.records)  # what an earlier backward has left
             with all_devices(len(batches)) as call_on:
-                outputs = self._run(batches, variables, call_on)
+                outputs = self._run(batches, call_on)
             number = sum(of_ranks.wait())
             if not number:
                 raise ValueError("a step takes at least 1 batch, got none on any rank")
             with interrupts.held():
-                self._reduce_and_update(variables, len(batches), lr, number)
+                self._reduce(variables, of_params.counting(), max(len(batches), 1))
+                gradients.mark_used(of_params.records)
+                self._update(variables[0], lr, number)
+                self._broadcast(variables)
         return outputs
 
-    def _reduce_and_update(
-        self, variables: list[Sequence[mx.nd.NDArray]], num_used: int, lr: float | None, number: int
+    def _reduce(
+        self,
+        variables: list[Sequence[mx.nd.NDArray]],
+        counting: Sequence[Sequence[bool]],
+        num_used: int,
     ) -> None:
-        if not num_used:
-            memory.zero([array.grad for array in variables[0] if array.grad is not None])
-            num_used = 1
+        """Sum the gradients of the first ``num_used`` towers onto the first one."""
+        used = [counts[:num_used] for counts in counting]
+        buckets = replicas.buckets(variables[:num_used], used)
+        Exchange(self.ctx[:num_used]).reduce(replicas.zero_stale(buckets))
+
+    def _broadcast(self, variables: list[Sequence[mx.nd.NDArray]]) -> None:
+        """Give all towers the first one's variables. All ranks have made the same update."""
         copies = [list(arrays) for arrays in zip(*variables)]
-        trained = [arrays for arrays in copies if arrays[0].grad is not None]
-        grads = [[array.grad for array in arrays[:num_used]] for arrays in trained]
-        Exchange(self.ctx[:num_used]).reduce(in_buckets(grads))
-        self._update(variables[0], lr, number)
-        # All ranks have made the same update.
         cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
         self._exchange.inside.broadcast(in_buckets(copies))
 
-    def _run(
-        self, batches: list, variables: list[Sequence[mx.nd.NDArray]], call_on: Callable
-    ) -> dict[str, list]:
+    def _run(self, batches: list, call_on: Callable) -> dict[str, list]:
         """Run forward and backward on every tower; return the outputs by name."""
         outputs: list[dict[str, Any]] = []
-        for i, (c, arrays, batch) in enumerate(zip(self.ctx, variables, batches)):
-            memory.set_grad_flags(arrays, False)  # until backward sets them
+        for i, (c, batch) in enumerate(zip(self.ctx, batches)):
             with on_device(c, f"tower {i}"), autograd.record():
                 [loaded] = split_and_load(batch, c)
                 output = call_on(c, self._forward, loaded, self._models[i])
@@ -166,9 +170,6 @@ class Towers:
                 )
             with on_device(c, f"backward of tower {i}"):
                 call_on(c, loss.backward)
-            flags = memory.grad_flags(arrays)
-            unwritten = [array.grad for array, written in zip(arrays, flags) if not written]
-            memory.zero([grad for grad in unwritten if grad is not None])
         return {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
 
 

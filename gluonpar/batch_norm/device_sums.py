@@ -28,7 +28,7 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.runtime import device_threads, engine
+from gluonpar.runtime import device_threads, engine, tape
 
 Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
 
@@ -78,7 +78,7 @@ class Round:
         self._tasks: dict[int, Tasks] = {}  # by rank
         # Per device that was called, how often its thread had called backward before.
         self.num_backwards: dict[mx.Context, int] = {}
-        self.after_failure: list[Callable[[], None]] = []  # to be called then
+        self.recording = tape.Recording()  # of all passes of its calls
         # By layer: the number of its sums, by device and whether they are of the variance.
         self.begun: dict[Any, collections.Counter[tuple[str, bool]]] = {}
 
@@ -185,11 +185,13 @@ class Round:
 
         def in_round() -> Any:
             outer, _this.round = current_round(), self
+            tape.this_thread.joint = self.recording
             try:
                 with scope():
                     return function(*arguments)
             finally:
                 _this.round = outer
+                tape.this_thread.joint = outer.recording if outer else None
 
         self.num_backwards.setdefault(ctx, device_threads.num_backwards(ctx))
         return device_threads.call(ctx, in_round)

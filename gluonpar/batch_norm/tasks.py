@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 
-from gluonpar import cluster
+from gluonpar import cluster, gradients
 from gluonpar.batch_norm import device_sums
 from gluonpar.batch_norm.sync_batch_norm import share_running_statistics
 from gluonpar.runtime import devices, interrupts, threads
@@ -94,7 +94,6 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
             round_.send_tasks()
         except BaseException:
             device_sums.abandon(round_)
-            for function in round_.after_failure:
-                function()
+            gradients.discard(round_.recording)
             raise
         share_running_statistics(round_)

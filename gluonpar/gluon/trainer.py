@@ -10,10 +10,10 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, metrics, optim, replicas
+from gluonpar import cluster, gradients, metrics, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.gluon import batches, clipping, consistency, update
+from gluonpar.gluon import clipping, consistency, update
 from gluonpar.gluon.update import Layout, ShardedUpdate
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
@@ -59,9 +59,9 @@ class Trainer(gluon.Trainer):
     which get the values of rank 0, now and whenever they are initialised.
 
     A device that had no sample in a step adds nothing, whatever other backward passes have left
-    there (:mod:`gluonpar.gluon.batches`). A parameter must have a new gradient on every device on
-    which its batch ran, and on at least one; otherwise a step raises. With ``ignore_stale_grad`` it
-    adds nothing where it has none, and is not updated if it has none at all. Under a schedule SGD,
+    there (:mod:`gluonpar.gradients`). A parameter must have a new gradient on at least one device;
+    otherwise a step raises, as MXNet's does on one device. With ``ignore_stale_grad`` it is not
+    updated then. Where it has none it adds nothing. Under a schedule SGD,
     LARS and LAMB give all parameters of a step the same learning rate; ``gluon.Trainer`` may give
     parameters that were frozen for some steps the rate of the step before.
 
@@ -105,7 +105,8 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         update.check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._identity = consistency.Identity(self, self._in_order)
-        batches.track(self._params)
+        gradients.track(self._params)
+        gradients.separate(self._params)
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
         consistency.start_alike(self._in_order)
@@ -152,7 +153,7 @@ class Trainer(gluon.Trainer):
         """
         cluster.check_equal_async(self._rescale(batch_size), self._identity.name)
         self._check_outside_no_sync()
-        batches.check_summed(self._params)
+        gradients.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
@@ -185,12 +186,13 @@ class Trainer(gluon.Trainer):
         if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
-        if not any(batches.tracked[param].accumulates for param in self._params):
-            batches.mark_used(self._params)
+        of_params = gradients.track(self._params)
+        if not any(grads.accumulates for grads in of_params):
+            gradients.mark_used(of_params)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
-            for param in self._params:
-                batches.tracked[param].accumulates = True
+            for grads in of_params:
+                grads.accumulates = True
         self._inside_no_sync = True
         try:
             yield
@@ -209,9 +211,11 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not batches.are_sums(self._params):
+        if not gradients.are_sums(gradients.track(self._params)):
             self._allreduce_grads()
-        new = [param for param in self._laid_out().params if any(batches.tracked[param].fresh())]
+        trained = self._laid_out().params
+        pairs = zip(trained, gradients.track(trained))
+        new = [param for param, grads in pairs if any(grads.counting())]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
@@ -327,7 +331,7 @@ class Trainer(gluon.Trainer):
         """Note that gradients are sums; passes that add, add to one device's."""
         for bucket in buckets:
             summed = [self._params[copies.index] for copies in bucket.copies]
-            batches.mark_summed(summed, 0 if on_all else bucket.root or 0)
+            gradients.mark_summed(gradients.track(summed), 0 if on_all else bucket.root or 0)
 
     def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
@@ -337,7 +341,7 @@ class Trainer(gluon.Trainer):
         with interrupts.held():
             if not skip:
                 self._sharded_update.apply(buckets, fused)
-            batches.mark_used(self._params)
+            gradients.mark_used(gradients.track(self._params))
             self._has_summed = False
 
 

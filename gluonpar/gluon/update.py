@@ -24,10 +24,9 @@ import numpy as np
 from mxnet import gluon, nd
 from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signum, ccSGD
 
-from gluonpar import cluster, optim, replicas
+from gluonpar import cluster, gradients, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange
-from gluonpar.gluon import batches
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import devices, memory, private_fields
@@ -135,10 +134,10 @@ class Layout:
         With ``summed`` the gradients are sums, which the program has made if ``by_program``.
         Otherwise all ranks must call this before each sum; they compare ``facts``.
         Unless ``ignore_stale_grad``, raises UserWarning if a parameter has no new gradient on any
-        rank, or none on a device on which its own batch ran.
+        device of any rank.
         """
         if summed:
-            written = [batches.tracked[param].fresh() for param in self.params]
+            written = [grads.counting() for grads in gradients.track(self.params)]
             on_some_rank = [*map(any, written)]
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
@@ -146,11 +145,11 @@ class Layout:
                     on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
         else:
             how = self._num_processes, self._name, facts
-            written, on_some_rank = batches.summands(self.params, *how)
+            written, on_some_rank = gradients.summands(gradients.track(self.params), *how)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:
-            self._check_not_stale(counting, used)
+            self._check_not_stale(used)
         filled = []
         for indices, root in self._buckets:
             copies = [_copies(i, self._params[i], counting[i]) for i in indices if i in used]
@@ -158,25 +157,23 @@ class Layout:
                 filled.append(ParamBucket(copies, root))
         return filled
 
-    def _check_not_stale(self, counting: dict[int, list[bool]], used: Collection[int]) -> None:
-        """Check that every parameter has a new gradient on each device that its batch ran on."""
-        if counting and not used:
+    def _check_not_stale(self, used: Collection[int]) -> None:
+        """Check that every parameter has a new gradient."""
+        if self._indices and not used:
             raise UserWarning(
                 "no gradient has been computed since the last update; call backward before step"
             )
-        for i, on_devices in counting.items():
-            ran = batches.ran_on(self._params[i]) if i in used else [True] * len(self._ctx)
-            stale = [str(c) for c, was, ok in zip(self._ctx, ran, on_devices) if was and not ok]
-            if stale:
-                raise UserWarning(
-                    f"backward has not computed a gradient of parameter {self._params[i].name} on "
-                    f"{', '.join(stale)} since the last update: the model did not use it there. If "
-                    "that is intended, call step(batch_size, ignore_stale_grad=True)"
-                )
+        stale = [self._params[i].name for i in self._indices if i not in used]
+        if stale:
+            raise UserWarning(
+                f"backward has not computed a gradient of parameter {stale[0]} on any device since "
+                "the last update: the model did not use it. If that is intended, call "
+                "step(batch_size, ignore_stale_grad=True)"
+            )
 
 
-def _copies(index: int, param: gluon.Parameter, *fresh: list[bool]) -> Copies:
-    return Copies(index, private_fields.values(param), private_fields.grads(param), *fresh)
+def _copies(index: int, param: gluon.Parameter, *counts: list[bool]) -> Copies:
+    return Copies(index, private_fields.values(param), private_fields.grads(param), *counts)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:

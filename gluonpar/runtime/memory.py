@@ -20,7 +20,7 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
-from mxnet.base import _LIB, check_call
+from mxnet.base import _LIB, NDArrayHandle, check_call
 
 # NDArray: chunk; number of dimensions, and the first four; offset in bytes; dtype; storage type.
 _ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
@@ -28,8 +28,9 @@ _ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
 # is still to be allocated.
 _CHUNK = struct.Struct("=Q8xii32xQ17x?")
 # The way from an NDArray to its gradient's: in NDArray, the address of its nnvm::Node; in that, of
-# Imperative::AGInfo (include/mxnet/imperative.h); in that, of the NDArray.
+# Imperative::AGInfo (include/mxnet/imperative.h); in that, of the NDArray. And grad_req, in AGInfo.
 _GRAD_OFFSETS = 88, 176, 56
+_GRAD_REQ_OFFSET, _ADD = 8, 3
 _ADDRESS = struct.Struct("=Q")
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
 _ANY_BYTES: Any = ctypes.c_char * (1 << 46)  # a new type per size would take microseconds
@@ -158,14 +159,34 @@ def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_uint64:
 
     Keep the array's variable (:func:`gluonpar.runtime.tape.graph_of`) as long as this is read.
     """
-    chunk(array)  # raises RuntimeError if arrays have another layout
-    place = array.handle.value
-    for offset in _GRAD_OFFSETS:
-        place = ctypes.c_uint64.from_address(place + offset).value
-    pointer = ctypes.c_uint64.from_address(place)
+    pointer = ctypes.c_uint64.from_address(_follow(array, _GRAD_OFFSETS))
     if pointer.value != grad_chunk(array):
         raise RuntimeError("gluonpar reads where MXNet 1.9.1 has gradients. Install mxnet==1.9.1")
     return pointer
+
+
+def adds_grads(array: mx.nd.NDArray) -> bool:
+    """Return whether backward adds to the array's gradient (``grad_req='add'``).
+
+    Call this after :func:`grad_pointer`, which raises RuntimeError for another layout of memory.
+    """
+    place = _follow(array, _GRAD_OFFSETS[:2]) + _GRAD_REQ_OFFSET
+    return ctypes.c_int.from_address(place).value == _ADD
+
+
+def _follow(array: mx.nd.NDArray, offsets: Sequence[int]) -> int:
+    chunk(array)  # raises RuntimeError if arrays have another layout
+    place = array.handle.value
+    for offset in offsets:
+        place = ctypes.c_uint64.from_address(place + offset).value
+    return place
+
+
+def alias(handle: NDArrayHandle) -> mx.nd.NDArray:
+    """Return another array on the memory of the array of ``handle``, and with its gradient."""
+    other = NDArrayHandle()
+    check_call(_LIB.MXShallowCopyNDArray(handle, ctypes.byref(other)))
+    return mx.nd.NDArray(other)
 
 
 def set_grad_flags(arrays: Iterable[mx.nd.NDArray], written: bool) -> None:

@@ -4,7 +4,8 @@ Each operator that autograd records is a node of a graph: ``node_7`` is the eigh
 on any thread. An array with a gradient has a name, too, such as ``var3``, and a new name when a
 gradient is attached again. A pass writes the gradients of the arrays that are in its heads' graph.
 A *recording* is what a thread records from one ``autograd.record()`` to its end, whatever scopes
-are entered in between: an interval of nodes' numbers.
+are entered in between: an interval of nodes' numbers. Calls of functions on several devices that
+belong together are one recording, too, in which passes are that they make (``this_thread.joint``).
 
 To observe recordings and passes, functions of MXNet 1.9.1 are replaced by others that call them.
 """
@@ -30,25 +31,29 @@ from gluonpar.runtime import interrupts
 Written = Tuple["Recording", Any, int]
 
 lock = threading.RLock()  # not held during a pass
-owners: dict[str, tuple[Any, int]] = {}  # by an array's name; owner.renew() looks up new names
-num_passes: collections.Counter = collections.Counter()  # since watch(), by the thread's identifier
+# By the name of an array with a gradient, what is told of passes; see own().
+owners: dict[str, tuple[Any, int]] = {}
+# By the thread's identifier, since the first own().
+num_passes: collections.Counter = collections.Counter()
 _MOST_RECORDINGS = 2048  # that are kept, in one or two megabytes
-_begin_pass: Callable[[Sequence[Written]], Callable[[], None]]  # of watch()
+# What is called with what a pass will write, if there is something, and its result after the pass.
+observers: list[Callable[[Sequence[Written]], Callable[[], None]]] = []
 _marker: mx.nd.NDArray  # reshaping it makes a node of the graph, and computes nothing
 _backward, _attach = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables
 _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
 
 
 class Recording:
-    """A thread's recording; the caller of :func:`watch` may set ``part``."""
+    """A thread's recording; an observer may set ``part``."""
 
-    def __init__(self, thread: int | None) -> None:
+    def __init__(self, thread: int | None = None) -> None:
         self.thread, self.depth, self.end = thread, this_thread.depth, math.inf
         self.part: Any = None
 
 
 class _Thread(threading.local):
     recording: Recording | None = None  # that has not ended
+    joint: Recording | None = None  # of all passes, whatever their heads were recorded in
     depth = 0  # number of autograd's scopes that have not been left
 
     def __init__(self) -> None:
@@ -58,18 +63,32 @@ class _Thread(threading.local):
 this_thread = _Thread()
 
 
-def watch(begin_pass: Callable[[Sequence[Written]], Callable[[], None]]) -> None:
-    """From now on call ``begin_pass(written)`` before each pass, and its result after the pass.
+def own(owner: Any, arrays: Sequence[mx.nd.NDArray]) -> list[mx.sym.Symbol]:
+    """Tell ``owner`` from now on of passes that write the gradients of ``arrays``; one has one.
 
-    ``written`` are the gradients in ``owners`` that the pass will write. Signal handlers wait until
-    the pass has ended.
+    The observers are given the owner and the array's index. When a gradient is attached to one of
+    the arrays again, ``owner.renew()`` is called. Returns the arrays' variables; signal handlers
+    wait until a pass has ended.
     """
-    global _begin_pass, _marker
+    _watch()
+    variables: list[Any] = [graph_of(array.handle) for array in arrays]
+    owners.update((variable.name, (owner, i)) for i, variable in enumerate(variables))
+    return variables
+
+
+def disown(owner: Any, variables: Sequence[mx.sym.Symbol]) -> None:
+    """Undo :func:`own`, where no other owner has taken the array since."""
+    for variable in variables:
+        if owners.get(variable.name, (None,))[0] is owner:
+            del owners[variable.name]
+
+
+def _watch() -> None:
+    global _marker
     if _LIB.MXAutogradBackwardEx is _backward:
         with autograd.pause():
             _marker = mx.nd.zeros((1,), ctx=mx.cpu(0))
             _marker.attach_grad()
-        _begin_pass = begin_pass
         _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables = _watched_pass, _watched_attach
         _LIB.MXAutogradSetIsRecording = _watched_switch
 
@@ -87,7 +106,8 @@ def _written(heads: Sequence[int]) -> list[Written]:
     for graph in map(graph_of, heads):
         if graph is None:
             return []
-        by_recording.setdefault(_recording_of(graph.name), []).append(graph)
+        recording = this_thread.joint or _recording_of(graph.name)
+        by_recording.setdefault(recording, []).append(graph)
     written = []
     for recording, graphs in by_recording.items():
         found = filter(None, map(owners.get, mx.sym.Group(graphs).list_arguments()))
@@ -121,11 +141,13 @@ def _watched_pass(*arguments: Any) -> int:
         return _backward(*arguments)
     with interrupts.held():
         handles = ctypes.cast(heads, ctypes.POINTER(ctypes.c_void_p))
-        end_pass = _begin_pass(_written(handles[: _number(num_heads)]))
+        written = _written(handles[: _number(num_heads)])
+        ends = [begin_pass(written) for begin_pass in observers] if written else []
         try:
             return _backward(*arguments)
         finally:
-            end_pass()
+            for end_pass in ends:
+                end_pass()
 
 
 @functools.wraps(_attach)
@@ -181,5 +203,5 @@ def _mark() -> int:
 
 # Pairs of a recording's first node and the recording, in order. The first pair is for all that are
 # not kept.
-_recordings = [(-1, Recording(None))]
+_recordings = [(-1, Recording())]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

@@ -1,0 +1,72 @@
+"""Which ranks' gradients are of the newest batch, where a rank without samples has no pass.
+
+Its gradients are of an earlier batch, and must not be added to other ranks' gradients. So ranks
+compare ages of gradients: how many sums there had been when a gradient was written, and how often
+it has been written since. Both numbers are the same on all ranks that had samples, whatever their
+devices, and smaller on ranks that had none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from gluonpar import cluster
+
+_num_sums = 0  # of gradients, over devices and ranks
+
+
+class Age:
+    """How old one parameter's gradients are."""
+
+    def __init__(self, num_devices: int) -> None:
+        self._time, self._num_written = 0, [0] * num_devices
+
+    def count(self, i: int) -> None:
+        """Count that the gradient on device ``i`` is written by another recording than before."""
+        if self._time != _num_sums:
+            self._time, self._num_written = _num_sums, [0] * len(self._num_written)
+        self._num_written[i] += 1
+
+    def begin_before_last_sum(self) -> None:
+        """Note that the gradients are that sum now."""
+        self._time, self._num_written = _num_sums - 1, [0] * len(self._num_written)
+
+    def of(self, counts: bool, is_added: bool) -> tuple[int, int]:
+        """Return both numbers, the first one -1 if none counts; added gradients are new."""
+        if not counts:
+            return -1, 0
+        return (_num_sums, 0) if is_added else (self._time, max(self._num_written))
+
+
+def of_ranks(
+    ages: Sequence[tuple[int, int]], of: str, facts: dict[str, Any] | None
+) -> tuple[list[bool], list[bool]]:
+    """Begin a sum; return for each parameter if any rank has a gradient, and if this one's is old.
+
+    All ranks call this before each sum, with the ages of the same parameters, the same name ``of``
+    and the same ``facts``. A rank that has new gradients of all parameters does not wait. Raises
+    ValueError, also later, if it cannot be told which ranks had samples of the last batch.
+    """
+    global _num_sums
+    mine = np.array(ages).reshape(-1, 2)
+    gathered = cluster.PendingGather(mine, f"gradients of {of}", _check, facts)
+    _num_sums += 1
+    if (mine[:, 0] == _num_sums - 1).all():
+        return [True] * len(ages), [False] * len(ages)
+    newest = np.max(gathered.wait(), axis=0)[:, 0]
+    return (newest >= 0).tolist(), (mine[:, 0] < newest).tolist()
+
+
+def _check(of_ranks: Sequence[np.ndarray]) -> None:
+    sums, written = np.array(of_ranks).transpose(2, 0, 1)
+    newest = sums == sums.max(axis=0)
+    most = np.where(newest, written, -1).max(axis=0)
+    least = np.where(newest, written, np.iinfo("int64").max).min(axis=0)
+    if (most != least).any():
+        raise ValueError(
+            "since the last step, ranks ran backward for different numbers of batches, so which "
+            "gradients are of the last batch cannot be told; call step() or allreduce_grads() on "
+            "all ranks for each batch, also on ranks without samples"
+        )

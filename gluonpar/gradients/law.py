@@ -1,0 +1,145 @@
+"""Which gradients count: those that their parameter's newest batch wrote.
+
+MXNet counts every gradient that backward has written since the last step. On one device the last
+pass that reached a parameter wrote its gradient (``grad_req='write'``). On several devices the
+backward of one batch is one pass, or passes for each device; with fewer samples than devices some
+do not take place, and there the gradients of an earlier batch are left. These must not count: they
+are the only ones that do not. What belongs to one batch is read from MXNet's tape
+(:mod:`gluonpar.runtime.tape`), by this law:
+
+- A recording is of one batch; so is a call of ``run_tasks``, which is one recording.
+- A pass goes on with the newest batch that a parameter that it writes has gradients of.
+- It begins another batch if that one has been used, or if it writes again where other recordings of
+  that batch have written, and leaves out devices that they wrote on; its own recordings take along
+  what they have written. But passes that a thread makes in a row on one device are of one batch:
+  on the first device, where batches begin, as many as there have been on another device.
+- A gradient counts if its parameter's newest batch wrote it.
+
+So the third of the passes ``0 1 0`` on devices 0 and 1 begins a batch. The fourth of ``0 0 1 1``
+does not: two passes for each device, as in adversarial training. Where two batches cannot be told
+apart, all gradients count, as in MXNet.
+
+This module is the law, and nothing else: it reads no array, and calls nothing of MXNet.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import Any, Sequence, Tuple
+
+Device = Tuple[int, int]  # type and number
+
+
+class Batch:
+    """Gradients that count together."""
+
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.number, self.is_used = next(self.numbers), False
+        # Of these, some may be of another batch by now. Parts on whose devices others have written
+        # since are left out.
+        self.parts: set[Part] = set()
+        self.num_parts: collections.Counter[Device] = collections.Counter()  # that wrote there
+        self.last: dict[int, set[Device]] = {}  # by thread: where its last pass wrote
+
+    def use(self) -> None:
+        """Note that a step has used the batch: no pass goes on with it."""
+        self.is_used = True
+        self.parts.clear()
+        self.last.clear()
+
+
+class Part:
+    """The gradients of a batch that one recording has written, and on which devices."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.devices: set[Device] = set()
+        self.has_failed = False  # whether a task failed that belonged to the recording
+
+
+BEFORE = Part(Batch())  # of what was written before gradients were tracked, or is a sum
+BEFORE.batch.use()
+
+
+class Tracked:
+    """One parameter on some devices: which batch has written it last, and which gradients count."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.devices = devices
+        self.reset()
+
+    def reset(self) -> None:
+        """Have all gradients count, and none belong to a batch that passes go on with."""
+        self.batch = BEFORE.batch  # that has written last
+        self.wrote = [BEFORE] * len(self.devices)  # by device, last
+        self._counts = [True] * len(self.devices)
+
+    def note(self, i: int, part: Part) -> None:
+        """Note that ``part`` of a batch writes the gradient on device ``i``."""
+        if self.batch is not part.batch:
+            self.batch = part.batch
+            of_batch = [written.batch is self.batch for written in self.wrote]
+            self._counts = [*map(bool.__and__, self._counts, of_batch)]
+        self.wrote[i], self._counts[i] = part, True
+
+    def is_of_newest_batch(self) -> list[bool]:
+        """Return for each device whether the batch that wrote last wrote the gradient there."""
+        return [counts and not part.has_failed for counts, part in zip(self._counts, self.wrote)]
+
+
+# A gradient that a pass writes: the recording, the Tracked parameter, and the device's index there.
+Written = Tuple[Any, Any, int]
+
+
+def write(written: Sequence[Written], thread: int) -> tuple[Batch, list[tuple[Any, int]]]:
+    """Note what a pass of ``thread`` will write.
+
+    Returns the batch that the pass is of, and the gradients that another part has written before.
+    """
+    newest = max({tracked.batch for _, tracked, _ in written}, key=lambda batch: batch.number)
+    parts = {_part(recording, newest) for recording, *_ in written}
+    devices = {tracked.devices[i] for _, tracked, i in written}
+    is_first = any(i == 0 for *_, i in written)
+    begins = newest.is_used or _begins_another(newest, parts, devices, thread, is_first)
+    batch = Batch() if begins else newest
+    for part in parts:
+        if part.batch is not batch:
+            part.batch = batch
+            batch.num_parts.update(part.devices)
+    new = [(tracked, i) for of, tracked, i in written if tracked.wrote[i] is not of.part]
+    for recording, tracked, i in written:
+        tracked.note(i, recording.part)
+        if tracked.devices[i] not in recording.part.devices:
+            recording.part.devices.add(tracked.devices[i])
+            batch.num_parts[tracked.devices[i]] += 1
+    batch.last[thread] = devices
+    batch.parts = {part for part in batch.parts if not part.devices <= devices} | parts
+    return batch, new
+
+
+def _part(recording: Any, newest: Batch) -> Part:
+    if recording.part is None or recording.part.batch.is_used:
+        recording.part = Part(newest)
+    return recording.part
+
+
+def _begins_another(
+    batch: Batch, parts: set[Part], devices: set[Device], thread: int, is_first: bool
+) -> bool:
+    others = {device for part in batch.parts - parts for device in part.devices}
+    if others.isdisjoint(devices) or others <= devices:
+        return False
+    if batch.last.get(thread) != devices:
+        return True
+    most = max(batch.num_parts.values())
+    return is_first and any(batch.num_parts[device] >= most for device in devices)
+
+
+def discard(recording: Any) -> None:
+    """Let no gradient of a recording count: a task that belongs to it has failed."""
+    if recording.part is not None:
+        recording.part.has_failed = True
+        recording.part.batch.use()

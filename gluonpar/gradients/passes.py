@@ -1,0 +1,77 @@
+"""Before and after each backward pass: apply the law, and add where gradients accumulate."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable, Iterable, Sequence
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from gluonpar.cluster import world
+from gluonpar.gradients import law, sums
+from gluonpar.gradients.records import Gradients, OfParameter, Unjoined, tracked
+from gluonpar.runtime import private_fields, tape
+
+_numbers = itertools.count()  # of passes
+
+
+def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
+    """Note what a pass will write; return what is to be done after it."""
+    thread, number = tape.this_thread.program, next(_numbers)
+    written: list[law.Written] = []
+    added: list[tuple[Gradients, int]] = []
+    followed: list[tuple[Gradients, int]] = []
+    with tape.lock:
+        for recording, record, i in reached:
+            if isinstance(record, Unjoined):
+                record.note(number, thread, recording, i)
+                continue
+            followed.append((record, i))
+            if record.adds():
+                added.append((record, i))
+            else:
+                written.append((recording, record, i))
+        if written:
+            batch, new = law.write(written, thread)
+            for _, grads, _ in written:
+                grads.sum_on = None
+            for grads, i in new:
+                grads.age.count(i)
+            for grads, _ in added:
+                grads.beside.add(batch)
+        saved = [sums.prepare_to_add(grads, i) for grads, i in added]
+
+    def end_pass() -> None:
+        for grads, i in followed:
+            grads.follow(i)
+        for (grads, i), before in zip(added, saved):
+            if before is not None:
+                with autograd.pause():
+                    grads.grads[i] += before
+
+    return end_pass
+
+
+tape.observers.append(_begin_pass)
+
+
+def follow_copies(params: Sequence[mx.nd.NDArray]) -> None:
+    """Keep the passes that write the gradients of one device's ``params``, which have some."""
+    Unjoined(params)
+
+
+def track(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
+    """Follow the gradients of ``params``, which may be deferred, and return their records."""
+    return [tracked.get(param) or tracked.setdefault(param, OfParameter(param)) for param in params]
+
+
+@private_fields.around(private_fields.ALLOCATES_GRADIENTS)
+@private_fields.around(private_fields.CASTS)
+def _track_changed(change: Callable, param: gluon.Parameter, *args: Any) -> None:
+    """Track a parameter of several devices, or of several ranks, as soon as it has gradients."""
+    change(param, *args)
+    if param in tracked:
+        tracked[param].renew()
+    elif len(private_fields.values(param) or ()) > (not world.launched()):
+        track([param])

@@ -1,0 +1,129 @@
+"""Gradients that are not of one batch: passes have added to them, or they are sums over devices.
+
+With ``no_sync`` or ``grad_req='add'`` passes add to gradients, which are then of no batch. Where
+the gradients are sums over devices, passes add to the sum on one device. A batch that such a pass
+has written, too, is used when these gradients are. ``no_sync`` does without MXNet's ``'add'``: with
+it the backward of some operators overwrites the gradient all the same, and others write to memory
+that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
+
+Before the sum over devices ``list_grad()`` holds parts of the gradient. A Trainer sums them, or the
+program, by :func:`gluonpar.allreduce` or ``allreduce_many``. A program may clip and update by sums,
+not by parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from gluonpar import cluster
+from gluonpar.cluster import world
+from gluonpar.collectives import operations
+from gluonpar.gradients import ages, records
+from gluonpar.gradients.records import Gradients
+from gluonpar.runtime import memory, tape
+
+
+def prepare_to_add(grads: Gradients, i: int) -> mx.nd.NDArray | None:
+    """Before a pass that adds on device ``i``, return a copy of what it will overwrite."""
+    with autograd.pause():
+        if grads.sum_on is not None:
+            memory.zero([grad for j, grad in enumerate(grads.grads) if j not in grads.sum_on])
+            grads.sum_on = None
+        overwrites = not grads.adds_always and grads.counting()[i]
+        return grads.grads[i].copy() if overwrites else None
+
+
+def mark_used(of_params: Iterable[Gradients]) -> None:
+    """Let none of these gradients count until backward has written it again."""
+    with tape.lock:
+        for grads in of_params:
+            if any(memory.grad_flags(grads.values)):
+                if any(grads.counting()):
+                    _use(grads)
+                memory.set_grad_flags(grads.values, False)
+            grads.accumulates, grads.sum_on = False, grads.sum_on if grads.adds_always else None
+
+
+def mark_summed(of_params: Iterable[Gradients], root: int = 0) -> None:
+    """Note that the gradients on all devices, or on device ``root`` only, are sums, and count.
+
+    Only rank 0's on ``root`` are added in the next sum, or added to by passes.
+    """
+    devices = [root] if world.rank() == 0 else []
+    with tape.lock:
+        for grads in of_params:
+            _use(grads)
+            memory.set_grad_flags(grads.values, True)
+            grads.reset()
+            grads.sum_on = devices
+            grads.age.begin_before_last_sum()
+
+
+def mark_exchanged(of_params: Sequence[Gradients]) -> None:
+    """After a sum that a program uses by itself: only gradients that passes add to still count."""
+    mark_summed([grads for grads in of_params if grads.adds()])
+    mark_used([grads for grads in of_params if not grads.adds()])
+
+
+def _use(grads: Gradients) -> None:
+    for batch in (grads.batch, *grads.beside):
+        batch.use()
+    grads.beside.clear()
+
+
+def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
+    """Note that a program has summed gradients over all devices: the next sum adds each again."""
+    for grads in filter(None, map(records.of_grads, lists)):
+        grads.sum_on = range(len(grads.values))
+
+
+operations.after_sums.append(_note_sums)
+
+
+def are_sums(of_params: Sequence[Gradients]) -> bool:
+    """Return whether some of these gradients are sums, and all that count."""
+    parts = [grads for grads in of_params if grads.sum_on is None]
+    return len(parts) < len(of_params) and not any(any(grads.counting()) for grads in parts)
+
+
+def check_summed(params: Iterable[gluon.Parameter]) -> None:
+    """Raise ValueError if gradients of ``params`` have been written since they were summed."""
+    for param in filter(records.tracked.__contains__, params):
+        grads = records.tracked[param]
+        is_sum = len(grads.values) * cluster.size() == 1 or grads.sum_on is not None
+        if not is_sum and any(grads.counting()):
+            raise ValueError(
+                f"backward has written the gradient of {param.name} since the last sum over "
+                "devices; call allreduce_grads() before update(), or step() instead of both"
+            )
+
+
+def summands(
+    of_params: Sequence[Gradients],
+    num_processes: int,
+    of: str,
+    facts: dict[str, Any] | None = None,
+) -> tuple[list[list[bool]], list[bool]]:
+    """Return per parameter which devices' gradients the next sum adds, and whether it adds any.
+
+    The former is for this rank, the latter for all. If the gradients are sums, one is added. All
+    ranks call this before each sum, with the same name ``of`` and the same ``facts``; gradients
+    that are older than other ranks' are not added. A rank that has new gradients of all parameters
+    does not wait.
+    """
+    counting = []
+    for grads in of_params:
+        counts = grads.counting()  # before sum_on: the parameter may have been moved
+        on = range(len(counts)) if grads.sum_on is None else grads.sum_on
+        counting.append([is_new and i in on for i, is_new in enumerate(counts)])
+    on_some_rank = [*map(any, counting)]
+    if num_processes > 1 and (of_params or facts):
+        of_this = [grads.age.of(any(grads.counting()), grads.adds()) for grads in of_params]
+        on_some_rank, is_old = ages.of_ranks(of_this, of, facts)
+        for i, old in enumerate(is_old):
+            if old:
+                counting[i] = [False] * len(counting[i])
+    return counting, on_some_rank
