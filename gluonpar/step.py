@@ -121,12 +121,13 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     replicas.check(device_params, contexts)
     exchange, of_params = Exchange(contexts), gradients.of(device_params)
     buckets = replicas.buckets(device_params, row_sparse=True)  # raises
-    counting, _ = gradients.summands(of_params.records, exchange.num_processes, "allreduce_grads")
+    size = exchange.num_processes
+    counting, on_some_rank = gradients.summands(of_params.records, size, "allreduce_grads")
     buckets = replicas.buckets(device_params, of_params.select(counting), row_sparse=True)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         exchange.allreduce(replicas.zero_stale(buckets))
-        gradients.mark_exchanged(of_params.records)
+        gradients.mark_exchanged(of_params.records, on_some_rank)
 
 
 def allreduce_sgd(

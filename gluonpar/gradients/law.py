@@ -85,6 +85,10 @@ class Tracked:
             self._counts = [*map(bool.__and__, self._counts, of_batch)]
         self.wrote[i], self._counts[i] = part, True
 
+    def note_added(self, i: int) -> None:
+        """Note that a pass adds to the gradient on device ``i``, which is then of no batch."""
+        self.wrote[i], self._counts[i] = BEFORE, True
+
     def is_of_newest_batch(self) -> list[bool]:
         """Return for each device whether the batch that wrote last wrote the gradient there."""
         return [counts and not part.has_failed for counts, part in zip(self._counts, self.wrote)]

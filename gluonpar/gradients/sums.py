@@ -33,6 +33,7 @@ def prepare_to_add(grads: Gradients, i: int) -> mx.nd.NDArray | None:
             memory.zero([grad for j, grad in enumerate(grads.grads) if j not in grads.sum_on])
             grads.sum_on = None
         overwrites = not grads.adds_always and grads.counting()[i]
+        grads.note_added(i)
         return grads.grads[i].copy() if overwrites else None
 
 
@@ -62,9 +63,10 @@ def mark_summed(of_params: Iterable[Gradients], root: int = 0) -> None:
             grads.age.begin_before_last_sum()
 
 
-def mark_exchanged(of_params: Sequence[Gradients]) -> None:
-    """After a sum that a program uses by itself: only gradients that passes add to still count."""
-    mark_summed([grads for grads in of_params if grads.adds()])
+def mark_exchanged(of_params: Sequence[Gradients], on_some_rank: Sequence[bool]) -> None:
+    """Note a sum that the program uses by itself: of these, what passes add to still counts."""
+    pairs = [*zip(of_params, on_some_rank)]
+    mark_summed([grads for grads, any_counts in pairs if any_counts and grads.adds()])
     mark_used([grads for grads in of_params if not grads.adds()])
 
 
@@ -114,16 +116,16 @@ def summands(
     that are older than other ranks' are not added. A rank that has new gradients of all parameters
     does not wait.
     """
-    counting = []
-    for grads in of_params:
-        counts = grads.counting()  # before sum_on: the parameter may have been moved
-        on = range(len(counts)) if grads.sum_on is None else grads.sum_on
-        counting.append([is_new and i in on for i, is_new in enumerate(counts)])
-    on_some_rank = [*map(any, counting)]
+    new = [grads.counting() for grads in of_params]
+    on_some_rank, is_old = [*map(any, new)], [False] * len(new)
     if num_processes > 1 and (of_params or facts):
-        of_this = [grads.age.of(any(grads.counting()), grads.adds()) for grads in of_params]
+        pairs = zip(of_params, on_some_rank)
+        of_this = [grads.age.of(counts, grads.adds()) for grads, counts in pairs]
         on_some_rank, is_old = ages.of_ranks(of_this, of, facts)
-        for i, old in enumerate(is_old):
-            if old:
-                counting[i] = [False] * len(counting[i])
-    return counting, on_some_rank
+    added = []
+    for grads, counts, old in zip(of_params, new, is_old):
+        on = range(len(counts)) if grads.sum_on is None else grads.sum_on
+        # With 'add' a gradient holds all that there has been, also of a rank without samples.
+        counts = [grads.adds_always or (is_new and not old) for is_new in counts]
+        added.append([is_added and i in on for i, is_added in enumerate(counts)])
+    return added, on_some_rank

@@ -3,21 +3,26 @@
 Each event of a drawn program is done by MXNet's own Trainer on one device, on a network that is
 never hybridized, and on K devices of each rank by gluonpar's, or by MXNet's with
 kvstore='gluonpar'. There may be two Trainers, each of some parameters, of which every backward also
-writes the other's; and there is a second network, which one of them trains, too.
+writes the other's; and there is a second network, which one of them trains, too. Parameters without
+Gluon are trained by hand, and beside all this MXNet's own Trainer trains a network of its own.
 
-A program ends where its batches cannot be told apart: where a batch is left out, and the next one
-begins, in a recording of its own, on devices that the first had no samples on.
+A program ends where its batches cannot be told apart (:class:`CannotBeTold`).
 """
 
 import itertools
+import json
 import math
 import pathlib
+import random
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
+import beside
+import contexts as devices
 import mxnet as mx
 import numpy as np
 import pytest
-from batch_programs import on_another_thread
 from contexts import contexts
 from gluon_runs import STATIC, assert_as_one, by_kvstore, stock_trainer
 from hypothesis import HealthCheck, Phase, given, settings
@@ -31,6 +36,16 @@ from gluonpar.plans import partition
 
 NUM_WORDS = 4
 WAYS = ("one backward", "a loop", "a loop of backward", "the last device first")
+# Several passes per device, each with a recording of its own: by which heads, and what else it is.
+PASSES = {
+    "attack": ("all", "all"),  # the first pass is for the gradient with respect to the input
+    "inner step": ("all", "all"),  # of which the second is for other weights
+    "a head first": ("a", "all"),
+    "two losses": ("a", "b"),
+    "three passes": ("b", "a", "all"),
+    "retry": ("all",),  # on one device twice, which is nothing where passes add
+}
+CALLS = ("a loop", "run_tasks", "a thread each")
 # What else is done in a batch: between passes, while it is recorded, or to all of it.
 ALSO = (
     *("", "recorded by this thread", "recorded by another thread"),
@@ -38,11 +53,240 @@ ALSO = (
 )
 MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
 CLIPS = ("clip", "clip_and_step")
-USES = ("train", "train_recorded", "step", "halve", *CLIPS, "sum_by_hand", "accumulate")
+USES = ("train", "train_recorded", "step", "halve", *CLIPS, "sum_by_hand", "accumulate", "by_hand")
+BY_HAND = ("left out", "allreduce_grads", "train_batch")
+LR = 0.05
+# MXNet frees nothing of what it allocates for a thread, so they are the same for all programs.
+THREAD, THREADS = ThreadPoolExecutor(1), [ThreadPoolExecutor(1) for _ in range(4)]
+
+
+def on_another_thread(function, *arguments):
+    return THREAD.submit(function, *arguments).result()
+
+
+class Shard(NamedTuple):
+    """A device's samples, the losses of both heads, of "a" and of "b", and the weights there."""
+
+    X: mx.nd.NDArray
+    losses: dict
+    weights: list
+
+
+def passes(shard, name, times):
+    """Make the passes on one shard, one at a time; ``times`` the last one."""
+    X, before = shard.X, []
+    for i, heads in enumerate([*PASSES[name], *[PASSES[name][-1]] * (times - 1)]):
+        X.attach_grad()
+        with autograd.record():
+            losses = shard.losses[heads](X)
+        if losses is not None:  # it trains something
+            losses.backward()
+        if i == 0 and name == "attack":
+            X = X + 0.1 * X.grad
+        for weight, value in before:
+            weight[:] = value
+        if i == 0 and name == "inner step":
+            before = [(weight, weight.copy()) for weight in shard.weights]
+            for weight, value in before:
+                weight[:] = value * 1.5
+        yield
+
+
+def turns(num_devices, way):
+    """The devices of the passes, in their order."""
+    name, called, number = way
+    order = [i for i in range(num_devices) for _ in PASSES[name]]
+    if name == "retry" and num_devices:
+        order.insert(number % num_devices, number % num_devices)
+    if called == "a thread each":
+        random.Random(number).shuffle(order)
+    return order
+
+
+def call(shards, way, ctx):
+    """Make several devices' passes, in the order of :func:`turns`."""
+    name, called, _ = way
+    order = turns(len(shards), way)
+    more = [order.count(i) - len(PASSES[name]) + 1 for i in range(len(shards))]
+    made = [passes(shard, name, times) for shard, times in zip(shards, more)]
+    if called == "run_tasks" and shards:
+        gluonpar.run_tasks(lambda each: [*each], made, ctx[: len(shards)])
+        return
+    for i in order:
+        if called == "a thread each":
+            THREADS[i].submit(next, made[i]).result()
+        else:
+            next(made[i])
+
+
+def samples(n, seed):
+    X = np.random.RandomState(seed).normal(size=(n, 3)).astype("float32")
+    return X, np.arange(n) % NUM_WORDS
+
+
+class Batch(NamedTuple):
+    """A batch on one rank: the thread and the devices of each pass; if one recording has all."""
+
+    passes: list
+    is_one_recording: bool
+
+
+def batch_of(way, ctx, thread="the program's"):
+    """Return the Batch that is differentiated so, if it has samples on ``ctx``."""
+    if isinstance(way, tuple):
+        threads = range(len(ctx)) if way[1] == "a thread each" else [thread] * len(ctx)
+        made = [(threads[i], {ctx[i]}) for i in turns(len(ctx), way)]
+        return Batch(made, way[1] == "run_tasks")
+    if way == "one backward":
+        return Batch([(thread, {*ctx})] * bool(ctx), True)
+    order = ctx[::-1] if way == "the last device first" else ctx
+    return Batch([(thread, {c}) for c in order], way != "a loop")
 
 
 class CannotBeTold(Exception):
-    """Nobody can tell this batch from the one before, which was left out."""
+    """Nobody can tell this batch from the one before, which was left out.
+
+    That is where it begins, in a recording of its own, on devices on which the other had no
+    samples; or where its thread had ended the other one, if that is not the first device, or had
+    fewer passes than another. Within a batch it is a pass that the first device makes again after
+    other devices' passes: it looks like a batch on the first device.
+    """
+
+    @classmethod
+    def check(cls, before, now, first):
+        """Raise this if ``now`` cannot be told from ``before``, both batches of one rank.
+
+        ``first`` is the first device.
+        """
+        number = {}
+        for _, ctx in () if now.is_one_recording else now.passes:
+            is_again = ctx == {first} and number.get(first) == max(number.values(), default=0)
+            if is_again and len(number) > 1:
+                raise cls
+            number.update({c: number.get(c, 0) + 1 for c in ctx})
+        if not before.passes or not now.passes:
+            return
+        wrote = set().union(*(ctx for _, ctx in before.passes))
+        thread, begins = now.passes[0]
+        in_one = set().union(*(ctx for _, ctx in now.passes))
+        if not wrote & (in_one if now.is_one_recording else begins):
+            raise cls
+        number = {c: sum(c in ctx for _, ctx in before.passes) for c in wrote}
+        goes_on = first not in begins or number.get(first, 0) < max(number.values())
+        if dict(before.passes).get(thread) == begins and goes_on and not wrote <= begins:
+            raise cls
+
+
+def hand_losses(X, params, heads):
+    body, *of_heads = (param.as_nd_ndarray() for param in params)
+    hidden = mx.nd.dot(X, body).tanh()
+    return sum(((mx.nd.dot(hidden, of_heads[i]) - 1) ** 2).sum(axis=1) for i in heads)
+
+
+HEADS = {"all": (0, 1), "a": (0,), "b": (1,)}
+
+
+class Hand:
+    """Parameters without Gluon: copies that ``get_params`` made, and arrays with grad_req='add'."""
+
+    def __init__(self, ctx, start=None):
+        self.ctx, rng = ctx, np.random.RandomState(0)
+        shapes = (3, 5), (5, 2), (5, 1)
+        start = start or [[mx.nd.array(rng.normal(0, 0.5, s)) for s in shapes] for _ in range(2)]
+        self.copies = self.copies_of(start[0])
+        self.adding = [[value.copyto(c) for value in start[1]] for c in ctx]
+        for value in itertools.chain.from_iterable(self.adding):
+            value.attach_grad("add")
+
+    def copies_of(self, start):
+        return [gluonpar.get_params(start, c) for c in self.ctx]
+
+    def moved(self, ctx):
+        return type(self)(ctx, [self.copies[0], self.adding[0]])
+
+    def values(self):
+        """By parameter, its values on all devices."""
+        both = [*zip(*self.copies), *zip(*self.adding)]
+        return [[value.asnumpy() for value in on_devices] for on_devices in both]
+
+    def shards(self, X, params, order):
+        """The shards of a batch, with the devices' copies of the parameters."""
+        made = []
+        for part, copies in zip(gluonpar.split_and_load(X, order) if len(X) else (), params):
+            losses = {
+                name: lambda x, p=copies, heads=heads: hand_losses(x, p, heads)
+                for name, heads in HEADS.items()
+            }
+            made.append(Shard(part, losses, [*copies]))
+        return made
+
+    def differentiate(self, X, params, heads, way, order):
+        """Run forward and backward on all devices, in the order ``order``."""
+        params = [params[self.ctx.index(c)] for c in order]
+        shards = self.shards(X, params, order)
+        if isinstance(way, tuple):
+            call(shards, way, order)
+            return
+        if way == "a loop":
+            for shard in shards:
+                with autograd.record():
+                    losses = shard.losses[heads](shard.X)
+                losses.backward()
+            return
+        with autograd.record():
+            losses = [shard.losses[heads](shard.X) for shard in shards]
+        if way == "one backward" and losses:
+            autograd.backward(losses)
+            return
+        for each in losses[::-1] if way == "the last device first" else losses:
+            each.backward()
+
+    def train_batch(self, X, n, heads, order):
+        def model(X, params):
+            return hand_losses(X, params, HEADS[heads])
+
+        params = [self.copies[self.ctx.index(c)] for c in order]
+        y = np.zeros(len(X), "float32")
+        gluonpar.train_batch(X, y, params, order, LR, model, lambda out, y: out, batch_size=n)
+
+    def update(self, n):
+        gluonpar.allreduce_grads(self.copies)
+        for params in self.copies:
+            gluonpar.sgd(params, LR, n)
+
+    def sum_added(self):
+        gluonpar.allreduce_grads(self.adding)
+
+    def update_added(self, n):
+        for params in self.adding:
+            gluonpar.sgd(params, LR, n)
+            for param in params:
+                param.grad[:] = 0
+
+
+class HandAlone(Hand):
+    """What is compared with: MXNet alone."""
+
+    def copies_of(self, start):
+        copies = [value.copyto(self.ctx[0]) for value in start]
+        for value in copies:
+            value.attach_grad()
+        return [copies]
+
+    def train_batch(self, X, n, heads, order):
+        for param in self.copies[0]:
+            param._fresh_grad = False
+        self.differentiate(X, self.copies, heads, "one backward", order)
+        self.update(n)
+
+    def update(self, n):
+        for param in self.copies[0]:
+            if param._fresh_grad:
+                param[:] -= LR / n * param.grad
+            param._fresh_grad = False
+
+    def sum_added(self):
+        pass
 
 
 class Net(gluon.HybridBlock):
@@ -70,7 +314,23 @@ class OneHead(gluon.HybridBlock):
         return self.head(self.body(X))
 
 
+class Evens(gluon.Block):
+    """One head for all samples, the other for every second one, which some devices may not have."""
+
+    def __init__(self, a, b):
+        super().__init__()
+        self.a, self.b = a, b
+
+    def forward(self, X, words):
+        even = np.flatnonzero(words.asnumpy() % 2 == 0)
+        chosen = mx.nd.array(even, ctx=X.context)
+        return self.a(X), self.b(mx.nd.take(X, chosen)) if len(even) else None
+
+
 def losses_of(model, X, words):
+    if isinstance(model, Evens):
+        a, b = model(X, words)
+        return (a**2).sum() + (0 if b is None else ((b - 1) ** 2).sum())
     if isinstance(model, Net):
         a, b = model(X, words)
         return (a**2).sum(axis=1) + (b * 3 - 1).abs().sum(axis=1)
@@ -80,20 +340,23 @@ def losses_of(model, X, words):
 class Side:
     """Two networks, their one or two trainers, and the events of a program, on some devices."""
 
+    make_hand = Hand
+
     def __init__(self, make_trainer, k, sparse, two):
         self.make_trainer, self.ctx = make_trainer, contexts(k)
         self.net, self.other = Net(sparse), nn.Dense(2, in_units=3, prefix="other_")
         self.collect_params().initialize(ctx=self.ctx)
         heads = [OneHead(self.net.body, head) for head in (self.net.a, self.net.b)]
-        self.models = [self.net, *heads, self.other]
+        self.models = [self.net, *heads, self.other, Evens(*heads)]
         for i in range(len(self.params)):
             self.set_data(i, 0)
         params = self.params
         self.parts = [params[:-1], params[-1:]] if two else [params]
         self.trainers = [*map(make_trainer, self.parts)]
         self.stale = []  # whether gradients are missing in each step that comes
-        # By network, until it is used: the devices on each rank of the last batch, and its params.
+        # By network, until it is used: the last batch of each rank, and its params.
         self.unused = {}
+        self.by_hands = self.make_hand(self.ctx)
 
     def collect_params(self):
         params = self.other.collect_params()
@@ -113,27 +376,30 @@ class Side:
 
     def shards(self, n, model, seed, order=0):
         """The shards of a batch, unless it trains nothing."""
-        rng, mine = np.random.RandomState(seed), self.mine(n)
-        batch = rng.normal(size=(n, 3)).astype("float32")[mine], np.arange(n)[mine] % NUM_WORDS
+        batch = tuple(part[self.mine(n)] for part in samples(n, seed))
         if not len(batch[1]) or not self.trained(model):
             return []
         return gluonpar.split_and_load(batch, self.in_order(order))
 
     def trained(self, model):
+        if isinstance(model, Evens):  # a shard may have nothing for the other head
+            model = model.a
         return [param for param in model.collect_params().values() if param.grad_req != "null"]
 
-    def check_told(self, n, model, a_record_each, order):
+    def check_told(self, network, n, way, order, params, also=""):
         """Raise CannotBeTold if a rank goes on with a batch that was left out."""
-        ctx, network, trained = self.in_order(order), model == 3, self.trained(self.models[model])
-        if not trained:
-            return
-        parts = partition.slices(n, cluster.size())
-        of_ranks = [ctx[: min(len(ctx), part.stop - part.start)] for part in parts]
-        for before, now in zip(self.unused.get(network, [()])[0], of_ranks):
-            first = now[:1] if a_record_each else now
-            if before and now and not {*before} & {*first}:
-                raise CannotBeTold
-        self.unused[network] = of_ranks, {self.params.index(param) for param in trained}
+        ctx, parts = self.in_order(order), partition.slices(n, cluster.size())
+        thread = "another" if also == "on another thread" else "the program's"
+        of_ranks = [batch_of(way, ctx[: part.stop - part.start], thread) for part in parts]
+        nothing = [Batch([], True)] * len(parts), set()
+        for before, now in zip(self.unused.get(network, nothing)[0], of_ranks):
+            CannotBeTold.check(before, now, self.ctx[0])
+        self.unused[network] = of_ranks, params
+
+    def check_model(self, n, model, way, order, also=""):
+        trained = {self.params.index(param) for param in self.trained(self.models[model])}
+        if trained:
+            self.check_told(model == 3, n, way, order, trained, also)
 
     def record(self, n, model, seed, order=0, also=""):
         weights = {}
@@ -175,8 +441,13 @@ class Side:
         if also == "on another thread":
             on_another_thread(self.backward, n, model, way, seed, order)
             return
+        way = "a loop" if way[0] == "retry" and self.adds() else way
         shards = self.shards(n, self.models[model], seed, order)
-        self.check_told(n, model, way == "a loop", order)
+        self.check_model(n, model, way, order, also)
+        if isinstance(way, tuple):
+            made = [self.shard(X, words, model) for X, words in shards]
+            call(made, self.way(way), self.in_order(order))
+            return
         if way == "a loop":
             for X, words in shards:
                 with autograd.record():
@@ -194,12 +465,60 @@ class Side:
             each.backward()
             self.between(also, each.context)
 
+    def adds(self):
+        return any(param.grad_req == "add" for param in self.params)
+
+    def way(self, way):
+        return way
+
+    def shard(self, X, words, model):
+        heads = {"all": model, **({"a": 3, "b": 3} if model == 3 else {"a": 1, "b": 2})}
+        losses = {
+            name: lambda x, m=self.models[i]: losses_of(m, x, words) if self.trained(m) else None
+            for name, i in heads.items()
+        }
+        trained = self.trained(self.models[model])
+        return Shard(X, losses, [param.data(X.context) for param in trained])
+
+    def by_hand(self, t, *batch):
+        """A step on all parameters of both networks without a Trainer."""
+        self.backward(*batch)
+        trained = [param for param in self.params if param.grad_req != "null"]
+        device_params = [[param.data(c) for param in trained] for c in self.ctx]
+        gluonpar.allreduce_grads(device_params[::-1] if t else device_params)
+        for values in device_params:
+            for value in values:
+                value[:] = value - LR / batch[0] * value.grad.tostype("default")
+
+    def hand(self, what, n, heads, way, seed, order):
+        """A batch on the parameters without Gluon."""
+        X, ctx = samples(n, seed)[0][self.mine(n)], self.in_order(order)
+        if what == "train_batch":
+            self.by_hands.train_batch(X, n, heads, ctx)
+        else:
+            self.check_told("hand", n, way, order, {"hand"})
+            self.by_hands.differentiate(X, self.by_hands.copies, heads, self.way(way), ctx)
+        if what == "allreduce_grads":
+            self.by_hands.update(n)
+        if what != "left out":
+            self.unused.pop("hand", None)
+
+    def hand_adds(self, micro_batches):
+        """A step on gradients that are summed after each micro-batch, and added up."""
+        hand = self.by_hands
+        for n, heads, way, seed, order in micro_batches:
+            way = "a loop" if way[0] == "retry" else way
+            X, ctx = samples(n, seed)[0][self.mine(n)], self.in_order(order)
+            hand.differentiate(X, hand.adding, heads, self.way(way), ctx)
+            hand.sum_added()
+        hand.update_added(sum(n for n, *_ in micro_batches))
+
     def two_losses(self, t, n, how, recordings, seed, order):
         """A step on two losses per device, of which the later one overwrites gradients."""
         self.hybridize({"active": False})  # MXNet's static graphs that share a layer lose gradients
         for param in self.params:
             param.grad_req = param.grad_req.replace("null", "write")
-        self.check_told(n, 1, False, order)
+        self.check_model(n, 1, how if how in WAYS else "a loop of backward", order)
         if recordings == 2:
             of_losses = [self.record(n, model, seed, order) for model in (1, 2)]
         else:
@@ -232,7 +551,7 @@ class Side:
             param.grad_req = param.grad_req.replace("null", "write")
         recorded = [(batch, self.record(*batch)) for batch in (first, second)]
         for (n, model, _), losses in recorded:
-            self.check_told(n, model, False, 0)
+            self.check_model(n, model, "one backward", 0)
             if losses:
                 autograd.backward(losses)
         self.step(t, second[0])
@@ -308,6 +627,7 @@ class Side:
     def move(self, k, reverse):
         self.ctx = contexts(k)[:: -1 if reverse else 1]
         self.collect_params().reset_ctx(self.ctx)
+        self.by_hands = self.by_hands.moved(self.ctx)
         self.unused = {}
 
 
@@ -324,11 +644,16 @@ class Unlike(Side):
 class Alone(Side):
     """What is compared with: MXNet alone, on one device."""
 
+    make_hand = HandAlone
+
     def mine(self, n):
         return slice(n)
 
     def check_told(self, *batch):
         pass
+
+    def way(self, way):
+        return (way[0], "a loop", 0) if isinstance(way, tuple) else way
 
     def step(self, t, n):
         trained = [param for param in self.parts[t] if param.grad_req != "null"]
@@ -353,6 +678,15 @@ class Alone(Side):
         self.zero_grad(t)
         self.backward(*batch)
         self.trainers[t].step(batch[0], ignore_stale_grad=True)
+
+    def by_hand(self, t, *batch):
+        self.backward(*batch)
+        for param in self.params:
+            adds = param.grad_req == "add"
+            if param.grad_req != "null" and (adds or param.data()._fresh_grad):
+                value = param.data()
+                value[:] = value - LR / batch[0] * value.grad.tostype("default")
+                value._fresh_grad = adds and value._fresh_grad
 
     def accumulate(self, t, *micro_batches):
         """Not by grad_req='add', with which MXNet writes some gradients all the same."""
@@ -379,21 +713,32 @@ def event(name, *arguments):
     return st.tuples(st.just(name), st.tuples(*arguments))
 
 
-def check(kvstore, optimizer, sparse, k, program, two=False):
+def check(kvstore, optimizer, sparse, k, program, two=False, kvstore_beside=None):
     options, make = OPTIMIZERS[optimizer], trainers_of(kvstore, optimizer)
     want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
     got = Side(make, k, sparse, two)
     got.stale = want.stale
+    of_mxnet, seen = beside.Network(kvstore_beside), []
     for name, arguments in program:
+        if name == "beside":
+            seen.append(of_mxnet.do(*arguments))
+            continue
         before = want.fresh()
         getattr(want, name)(*arguments)
         try:
             getattr(got, name)(*arguments)
         except CannotBeTold:
-            return
+            break
         used = before - want.fresh() if name in USES else set()
         got.unused = {key: value for key, value in got.unused.items() if not used & value[1]}
         assert_as_one(got, [param.data().asnumpy() for param in want.params], 1e-4)
+        for (value,), (first, *others) in zip(want.by_hands.values(), got.by_hands.values()):
+            np.testing.assert_allclose(first, value, 1e-4, 1e-5)
+            for other in others:
+                assert other.tobytes() == first.tobytes()
+    if seen:
+        alone = [arguments for name, arguments in program if name == "beside"][: len(seen)]
+        assert json.loads(json.dumps(seen)) == beside.of_another_process(kvstore_beside, alone)
 
 
 def check_unlike(kvstore, optimizer, k, program, two, rank, place, change):
@@ -439,6 +784,15 @@ OPTIMIZERS = {
     # By a smaller epsilon, a sum that is nearly zero is divided by one that is: by its rounding.
     "adam": {"learning_rate": 0.05, "epsilon": 1e-3},
 }
+SOME = st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)  # of three devices
+HALF = st.lists(st.integers(0, 1), min_size=1, max_size=2, unique=True)  # of two parameters
+BESIDE = (
+    *[(st.just("backward"), st.tuples(SOME, HALF, st.integers(1, 2), st.booleans()))] * 2,
+    (st.just("share"), st.tuples(SOME, HALF)),
+    (st.just("step"), st.tuples(st.booleans())),
+    (st.just("sum"), st.just(())),
+    (st.just("require"), st.tuples(st.integers(0, 1), st.sampled_from(("null", "write", "add")))),
+)
 EVERY = [*itertools.product((None, "gluonpar"), OPTIMIZERS, (False, True))]
 
 
@@ -450,9 +804,15 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
     sizes = [n for n in (1, 2, 3, 4, 7, 8) if n >= least_samples]
     size, seed = st.sampled_from(sizes), st.integers(0, 99)
     order = st.one_of(st.just(0), st.integers(0, 23))
-    batch = size, st.integers(0, 3), st.sampled_from(WAYS), seed, order, st.sampled_from(ALSO)
+    several = st.tuples(st.sampled_from([*PASSES]), st.sampled_from(CALLS), seed)
+    way = st.one_of(st.sampled_from(WAYS), several)
+    model = st.integers(0, 4 if cluster.size() == 1 else 3)  # ranks with other heads are refused
+    batch = size, model, way, seed, order, st.sampled_from(ALSO)
+    single = size, st.integers(0, 3), st.sampled_from(WAYS), seed, order, st.sampled_from(ALSO)
+    hand = size, st.sampled_from([*HEADS]), way, seed, order
     hows = st.sampled_from(("one backward", "loss by loss", "device by device"))
     trainer = st.sampled_from((0, -1))
+    may_skip, dense = least_samples >= cluster.size(), not sparse
     requests = ("null", "write") if sparse else ("null", "write", "add")
     events = [
         *[event("train", trainer, *batch) for _ in range(4)],  # the same object would count once
@@ -462,8 +822,12 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
         event("set_data", st.integers(0, 6), st.integers(0, 99)),
         event("set_learning_rate", trainer, st.sampled_from((0.01, 0.1))),
         event("hybridize", st.sampled_from(MODES)),
+        event("by_hand", st.integers(0, 1), *batch),
+        *[event("hand", st.sampled_from(BY_HAND[not may_skip :]), *hand) for _ in range(2)],
+        event("hand_adds", st.lists(st.tuples(*hand), min_size=1, max_size=3)),
     ]
-    may_skip, dense = least_samples >= cluster.size(), not sparse
+    if devices.kind is mx.cpu and not unlike:
+        events += [event("beside", *each) for each in BESIDE]
     if may_skip:
         events.append(event("backward", *batch))  # and no step
         recorded = st.tuples(size, st.integers(0, 2), seed)
@@ -478,7 +842,7 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
     if kvstore is None and dense:
         events += [event("clip", trainer, *batch), event("clip_and_step", trainer, *batch)]
     if kvstore is None and dense and may_skip:
-        events += [event("accumulate", trainer, *[st.tuples(*batch)] * n) for n in (1, 2, 3)]
+        events += [event("accumulate", trainer, *[st.tuples(*single)] * n) for n in (1, 2, 3)]
         events.append(event("sum_by_hand", trainer, *batch))
 
     # All ranks must draw the same programs, however long one takes, and shrinking takes minutes.
@@ -499,8 +863,13 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
         return told
 
     @drawn
-    @given(st.integers(1, 4), st.lists(st.one_of(events), min_size=4, max_size=12), two)
-    def holds(k, program, two):
-        check(kvstore, optimizer, sparse, k, program, two)
+    @given(
+        st.integers(1, 4),
+        st.lists(st.one_of(events), min_size=4, max_size=12),
+        two,
+        st.sampled_from(beside.KVSTORES),
+    )
+    def holds(k, program, two, kvstore_beside):
+        check(kvstore, optimizer, sparse, k, program, two, kvstore_beside)
 
     return holds
