@@ -181,7 +181,7 @@ def _make_trainer(make: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: 
         return
     check_draws_nothing(private_fields.optimizer(trainer), cluster.size())
     threads.share(private_fields.contexts(trainer))
-    gradients.separate(params)
+    gradients.adopt(params)
     _identities[trainer] = consistency.Identity(trainer, params)
     if world.launched():
         if isinstance(options["kvstore"], str):  # by name, there is none for one device

@@ -105,8 +105,7 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         update.check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._identity = consistency.Identity(self, self._in_order)
-        gradients.track(self._params)
-        gradients.separate(self._params)
+        gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
         consistency.start_alike(self._in_order)

@@ -1,9 +1,10 @@
 """Which gradients count: the law, sums and accumulation, and the ages that ranks compare."""
 
+from gluonpar.gradients import passes  # noqa: F401 - from now on it is told of backward passes
+from gluonpar.gradients.by_hand import follow_copies, of
 from gluonpar.gradients.law import discard
-from gluonpar.gradients.passes import follow_copies, track
-from gluonpar.gradients.records import Gradients, of, of_grads
-from gluonpar.gradients.static_graphs import separate
+from gluonpar.gradients.records import Gradients, of_grads
+from gluonpar.gradients.static_graphs import adopt, track
 from gluonpar.gradients.sums import (
     are_sums,
     check_summed,
@@ -13,5 +14,5 @@ from gluonpar.gradients.sums import (
     summands,
 )
 
-__all__ = ["Gradients", "are_sums", "check_summed", "discard", "follow_copies", "mark_exchanged"]
-__all__ += ["mark_summed", "mark_used", "of", "of_grads", "separate", "summands", "track"]
+__all__ = ["Gradients", "adopt", "are_sums", "check_summed", "discard", "follow_copies"]
+__all__ += ["mark_exchanged", "mark_summed", "mark_used", "of", "of_grads", "summands", "track"]

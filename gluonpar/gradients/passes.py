@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Sequence
 
-import mxnet as mx
 from mxnet import autograd, gluon
 
 from gluonpar.cluster import world
 from gluonpar.gradients import law, sums
-from gluonpar.gradients.records import Gradients, OfParameter, Unjoined, tracked
+from gluonpar.gradients.by_hand import Unjoined
+from gluonpar.gradients.records import Gradients, tracked
+from gluonpar.gradients.static_graphs import track
 from gluonpar.runtime import private_fields, tape
 
 _numbers = itertools.count()  # of passes
@@ -54,16 +55,6 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
 
 
 tape.observers.append(_begin_pass)
-
-
-def follow_copies(params: Sequence[mx.nd.NDArray]) -> None:
-    """Keep the passes that write the gradients of one device's ``params``, which have some."""
-    Unjoined(params)
-
-
-def track(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
-    """Follow the gradients of ``params``, which may be deferred, and return their records."""
-    return [tracked.get(param) or tracked.setdefault(param, OfParameter(param)) for param in params]
 
 
 @private_fields.around(private_fields.ALLOCATES_GRADIENTS)

@@ -1,8 +1,8 @@
-"""Blocks with ``static_shape`` that share parameters keep no arrays of gradients.
+"""Parameters that gluonpar trains: blocks with ``static_shape`` that share some keep no gradients.
 
 In MXNet 1.9.1 a graph with ``static_shape`` keeps the arrays to which it first wrote. Two such
 graphs, of two heads on one body, may keep the same array, and write to it in turn before MXNet adds
-what both have written. That is put right for parameters that gluonpar trains, and for no others.
+what both have written.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ from typing import Any, Callable, Iterable
 
 from mxnet import gluon
 
+from gluonpar.gradients.records import OfParameter, tracked
 from gluonpar.runtime import private_fields, tape
 
-_trained: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 _blocks: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # that have graphs
 
 
-def separate(params: Iterable[gluon.Parameter]) -> None:
-    """Have no two graphs, made now or later, that share one of ``params`` keep the same array."""
+def track(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
+    """Follow the gradients of ``params``, which may be deferred, and return their records."""
+    return [tracked.get(param) or tracked.setdefault(param, OfParameter(param)) for param in params]
+
+
+def adopt(params: Iterable[gluon.Parameter]) -> None:
+    """Have gradients of ``params``, in graphs made now or later, be where they are looked up."""
     with tape.lock:
-        new = {*params}.difference(_trained)
-        _trained.update(new)
+        new = [record for record in track(params) if not record.is_adopted]
+        for record in new:
+            record.adopt()
+        adopted = {record.param() for record in new}
         for block in [*_blocks]:
-            if not new.isdisjoint(private_fields.static_params(block)):
+            if not adopted.isdisjoint(private_fields.static_params(block)):
                 _separate(block)
 
 
@@ -33,13 +40,14 @@ def _separate_new(build: Callable, block: gluon.HybridBlock, *args: Any) -> None
     build(block, *args)
     with tape.lock:
         _blocks.add(block)
-        _separate(block)
+        params = private_fields.static_params(block)
+        if any(param in tracked and tracked[param].is_adopted for param in params):
+            _separate(block)
 
 
 def _separate(block: gluon.HybridBlock) -> None:
+    """Have blocks that share parameters with this one keep no arrays, if there are some."""
     params = private_fields.static_params(block)
-    if params.isdisjoint(_trained):
-        return
     sharing = [one for one in _blocks if params & private_fields.static_params(one)]
     if len(sharing) > 1:
         for each in sharing:
