@@ -120,7 +120,10 @@ def write(written: Sequence[Written], thread: int) -> tuple[Batch, list[tuple[An
             recording.part.devices.add(tracked.devices[i])
             batch.num_parts[tracked.devices[i]] += 1
     batch.last[thread] = devices
-    batch.parts = {part for part in batch.parts if not part.devices <= devices} | parts
+    batch.parts = {part for part in batch.parts - parts if not part.devices <= devices}
+    if is_first and not batch.parts:  # it might be a batch's first pass
+        batch.num_parts = collections.Counter(devices)
+    batch.parts |= parts
     return batch, new
 
 

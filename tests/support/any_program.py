@@ -24,7 +24,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts
-from gluon_runs import STATIC, assert_as_one, by_kvstore, stock_trainer
+from gluon_runs import STATIC, assert_as_one, stock_trainer
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -149,7 +149,8 @@ class CannotBeTold(Exception):
     That is where it begins, in a recording of its own, on devices on which the other had no
     samples; or where its thread had ended the other one, if that is not the first device, or had
     fewer passes than another. Within a batch it is a pass that the first device makes again after
-    other devices' passes: it looks like a batch on the first device.
+    other devices' passes, as it looks like a batch on the first device; and a gradient that only
+    some devices' last passes overwrite, of which the other devices' count.
     """
 
     @classmethod
@@ -388,6 +389,9 @@ class Side:
 
     def check_told(self, network, n, way, order, params, also=""):
         """Raise CannotBeTold if a rank goes on with a batch that was left out."""
+        if network == "evens" and way[0] == "three passes":
+            raise CannotBeTold
+        network = network.replace("evens", "net")
         ctx, parts = self.in_order(order), partition.slices(n, cluster.size())
         thread = "another" if also == "on another thread" else "the program's"
         of_ranks = [batch_of(way, ctx[: part.stop - part.start], thread) for part in parts]
@@ -399,7 +403,8 @@ class Side:
     def check_model(self, n, model, way, order, also=""):
         trained = {self.params.index(param) for param in self.trained(self.models[model])}
         if trained:
-            self.check_told(model == 3, n, way, order, trained, also)
+            network = "other" if model == 3 else "evens" if model == 4 else "net"
+            self.check_told(network, n, way, order, trained, also)
 
     def record(self, n, model, seed, order=0, also=""):
         weights = {}
@@ -714,31 +719,38 @@ def event(name, *arguments):
 
 
 def check(kvstore, optimizer, sparse, k, program, two=False, kvstore_beside=None):
+    """Check that all devices train as one, and return how many events could be told."""
     options, make = OPTIMIZERS[optimizer], trainers_of(kvstore, optimizer)
     want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
     got = Side(make, k, sparse, two)
     got.stale = want.stale
-    of_mxnet, seen = beside.Network(kvstore_beside), []
+    of_mxnet, seen, number = beside.Network(kvstore_beside), [], 0
     for name, arguments in program:
         if name == "beside":
             seen.append(of_mxnet.do(*arguments))
+            number += 1
             continue
-        before = want.fresh()
+        before, unused = want.fresh(), {**got.unused}
         getattr(want, name)(*arguments)
         try:
             getattr(got, name)(*arguments)
         except CannotBeTold:
             break
-        used = before - want.fresh() if name in USES else set()
-        got.unused = {key: value for key, value in got.unused.items() if not used & value[1]}
+        if name in USES:
+            for key, (batches, params) in [*got.unused.items()]:
+                written = before if unused.get(key, [()])[0] is batches else params
+                if (written & params) - want.fresh() - {"hand"}:
+                    del got.unused[key]
         assert_as_one(got, [param.data().asnumpy() for param in want.params], 1e-4)
         for (value,), (first, *others) in zip(want.by_hands.values(), got.by_hands.values()):
             np.testing.assert_allclose(first, value, 1e-4, 1e-5)
             for other in others:
                 assert other.tobytes() == first.tobytes()
+        number += 1
     if seen:
         alone = [arguments for name, arguments in program if name == "beside"][: len(seen)]
         assert json.loads(json.dumps(seen)) == beside.of_another_process(kvstore_beside, alone)
+    return number
 
 
 def check_unlike(kvstore, optimizer, k, program, two, rank, place, change):
@@ -773,9 +785,32 @@ def check_unlike(kvstore, optimizer, k, program, two, rank, place, change):
         assert len({*of_ranks}) == 1, (k, program, two, rank, place, change, failures)
 
 
+class StockWithKVStore(gluon.Trainer):
+    """gluon.Trainer on kvstore='gluonpar'."""
+
+    def __init__(self, *args):
+        super().__init__(*args, kvstore="gluonpar")
+
+
+class OwnLoop(StockWithKVStore):
+    """A loop of its own over the store, if there is one, which gives it parameter by parameter."""
+
+    def _allreduce_grads(self):
+        for i, param in enumerate(self._params):
+            if param.grad_req != "null" and self._kvstore:
+                self._kvstore.pushpull(i, param.list_grad(), priority=-i)
+
+
+TRAINERS = {
+    None: gluonpar.Trainer,
+    "ring": lambda *args: gluonpar.Trainer(*args, algorithm="ring"),
+    "gluonpar": StockWithKVStore,
+    "own loop": OwnLoop,
+}
+
+
 def trainers_of(kvstore, optimizer):
-    make = gluonpar.Trainer if kvstore is None else by_kvstore
-    return lambda params: make(params, optimizer, dict(OPTIMIZERS[optimizer]))
+    return lambda params: TRAINERS[kvstore](params, optimizer, dict(OPTIMIZERS[optimizer]))
 
 
 OPTIMIZERS = {
@@ -794,6 +829,62 @@ BESIDE = (
     (st.just("require"), st.tuples(st.integers(0, 1), st.sampled_from(("null", "write", "add")))),
 )
 EVERY = [*itertools.product((None, "gluonpar"), OPTIMIZERS, (False, True))]
+
+
+def named(way):
+    """Programs of a common shape, by name, of which each batch is differentiated in one way."""
+
+    def size(n):
+        return max(n, cluster.size())  # each rank has a sample
+
+    def left_out(n, model=0, order=0, also=""):
+        return "backward", (size(n), model, way, n, order, also)
+
+    def train(n, t=0, **how):
+        return "train", (t, *left_out(n, **how)[1])
+
+    def by_hand(n, reverse=0, order=0):
+        return "by_hand", (reverse, *left_out(n, order=order)[1])
+
+    def copies(what, n, heads="all"):
+        return "hand", (what, size(n), heads, way, n, 0)
+
+    def recorded(*batches):
+        return "train_recorded", (0, *((size(n), 0, n) for n in batches))
+
+    step, sums, adds = ("step", (0, 8)), ("sum", (0,)), ("require", (0, "add"))
+    added = ("hand_adds", ([(size(n), "all", way, n, 0) for n in (4, 2)],))
+    thread, evaluated = {"also": "on another thread"}, {"also": "evaluated"}
+    sizes = ((8, 0), (1, -1), (1, 0), (8, -1), (8, 0), (2, -1))
+    return {
+        "gan": [train(n, t) for n, t in sizes],
+        "halves": [train(n, -(i % 2)) for i, n in enumerate((8, 8, 1, 2, 8, 1))],
+        "skips": [left_out(8), left_out(7), train(1), left_out(7), sums, train(1), train(8)],
+        "a head each": [train(8, model=1), left_out(8, 2), train(1, model=1), train(8)],
+        "another order": [train(8, order=5), train(1), train(1, order=5), train(7)],
+        "other devices": [train(1, -(i % 2), order=i % 2) for i in range(4)],
+        "adds": [adds, train(8), train(1), left_out(8), sums, train(2)],
+        "sums": [left_out(8), sums, left_out(2, 1), step, left_out(8), sums, sums, step],
+        "recorded before": [recorded(8, 1), recorded(8, 2), recorded(1, 8)],
+        "two networks": [left_out(8), train(1, model=3), left_out(1), train(8, model=3), train(2)],
+        "threads": [left_out(8, **thread), train(1, **thread), train(8), train(1, **thread)],
+        "evaluated": [train(1, **evaluated), left_out(8, **evaluated), train(1, **evaluated)],
+        "copies by hand": [
+            *(copies("left out", 8), copies("allreduce_grads", 1), copies("left out", 7)),
+            *(copies("train_batch", 1), copies("allreduce_grads", 1, "a")),
+        ],
+        "added by hand": [added, added],
+        "a network by hand": [by_hand(5), by_hand(5, 1, order=5), left_out(8), by_hand(1)],
+    }
+
+
+NAMED = [*named("")]
+
+
+def check_named(name, kvstore, k, way):
+    program = named(way)[name]
+    two = any(arguments[0] == -1 for _, arguments in program)
+    assert check(kvstore, "sgd", False, k, program, two) == len(program), "it cannot be told"
 
 
 def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False):
