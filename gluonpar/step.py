@@ -93,9 +93,13 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     the sum is over the devices of all of them, and all must call this.
 
     A gradient that backward has not written since the last call counts as zero: with fewer samples
-    than devices some devices run no backward, and still have the sum of the batch before. So call
-    this once for each batch that has had a backward, also if you then leave the batch out. MXNet's
-    flags on the parameters' arrays say what backward has written; they are cleared.
+    than devices some devices run no backward, and still have the sum of the batch before. Of a
+    batch that was left out nothing counts (:mod:`gluonpar.gradients.law`). For arrays that are
+    neither a Gluon network's nor made by :func:`get_params` that is so from the first call on; in
+    it everything counts that backward has written, as MXNet's flags say.
+
+    With ``grad_req='add'`` the sums add up over calls, until the program sets the gradients to zero
+    on all devices.
 
     The sums are made in buckets, and nothing waits, as in :func:`train_batch`. Raises ValueError
     for other parameters. From the loop over parameters in ``train_batch``, Dive into Deep Learning,

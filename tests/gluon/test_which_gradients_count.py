@@ -11,28 +11,39 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from batch_programs import HOWS, PROGRAMS, TRAINERS, check, dense, differentiate, losses_of
+from any_program import TRAINERS
+from batch_programs import HOWS, PROGRAMS, check, dense, differentiate, losses_of
 from gluon_runs import STATIC, assert_as_one, contexts
 from mxnet import autograd, gluon
 
 from gluonpar import Towers, run_tasks, split_and_load
 from gluonpar.gluon.trainer import Trainer
 
+WAYS = ("one backward", "a loop", "the last device first", ("attack", "a loop", 0))
+MORE_WAYS = (("three passes", "run_tasks", 1), ("a head first", "a thread each", 5))
 
-@pytest.mark.parametrize("how", HOWS)
+
 @pytest.mark.parametrize(
-    ("trainer", "k"),
+    "kvstore, k, ways",
     [
-        *(("host", 2), ("host", 3), ("adam", 2), ("ring", 3)),
-        *(("kvstore", 2), ("kvstore", 3), ("own loop", 2)),
+        *((kvstore, k, WAYS + MORE_WAYS) for kvstore in (None, "gluonpar") for k in (2, 3)),
+        *((kvstore, 3, WAYS[::2]) for kvstore in ("ring", "own loop")),
     ],
 )
+@pytest.mark.parametrize("name", any_program.NAMED)
+def test_named_programs_train_as_one(name, kvstore, k, ways):
+    for way in ways:
+        any_program.check_named(name, kvstore, k, way)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("kvstore, k", [(None, 2), (None, 3), ("gluonpar", 2), ("own loop", 3)])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_it_trains_as_one_device_does(program, k, trainer, how):
-    check(program, k, trainer, how)
+def test_it_trains_as_one_device_does(program, kvstore, k, how):
+    check(program, k, kvstore, how)
 
 
-@pytest.mark.parametrize("trainer", ["host", "kvstore"])
+@pytest.mark.parametrize("trainer", [None, "gluonpar"])
 def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
     """Of another network; before, it took one of this network."""
 
@@ -54,7 +65,7 @@ def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
 
 
 @pytest.mark.parametrize("how", ["a pass each", "device by device", "run_tasks"])
-@pytest.mark.parametrize("trainer", ["host", "kvstore"])
+@pytest.mark.parametrize("trainer", [None, "gluonpar"])
 def test_two_threads_train_two_networks_at_the_same_time(trainer, how):
     """By graphs that take longer than starting the threads."""
 
@@ -92,7 +103,7 @@ def test_skip_nonfinite_counts_the_batches_that_are_not_finite_only():
     np.testing.assert_allclose(net.weight.list_data()[1].asnumpy(), before - 0.01, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_programs", [40, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_programs", [30, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kvstore, optimizer, sparse", any_program.EVERY)
 def test_programs_of_any_order_train_as_one(kvstore, optimizer, sparse, num_programs):
     any_program.law(kvstore, optimizer, sparse, num_programs)()

@@ -517,7 +517,7 @@ def local(folder):
 def networks_and_trainers():
     """A network of one weight for each kind of Trainer."""
     found = []
-    for make in (gluonpar.Trainer, batch_programs.StockWithKVStore):
+    for make in (gluonpar.Trainer, any_program.StockWithKVStore):
         net = gluon.nn.Dense(1, in_units=1, use_bias=False)
         net.initialize(mx.init.One(), ctx=contexts(1))
         found.append((net, make(net.collect_params(), "sgd", {"learning_rate": 1.0})))
@@ -771,11 +771,18 @@ def unlike_programs(number):
 
 def batches_left_out(_):
     """Programs of one process, with a part of every batch on each rank; and numbers that differ."""
-    for program in batch_programs.PROGRAMS:
-        for trainer, how in itertools.product(("host", "kvstore"), batch_programs.HOWS):
-            for k in (1, 2):
-                batch_programs.check(program, k, trainer, how)
-    for make in (gluonpar.Trainer, batch_programs.StockWithKVStore):
+    ways = (
+        "a loop",
+        "the last device first",
+        ("attack", "a loop", 0),
+        ("two losses", "run_tasks", 1),
+    )
+    for kvstore, k in itertools.product((None, "gluonpar"), (1, 2)):
+        for name, way in itertools.product(any_program.NAMED, ways):
+            any_program.check_named(name, kvstore, k, way)
+        for program, how in itertools.product(batch_programs.PROGRAMS, batch_programs.HOWS):
+            batch_programs.check(program, k, kvstore, how)
+    for make in (gluonpar.Trainer, any_program.StockWithKVStore):
         [param] = params = runs.weights([[0.0]], 2)
         trainer = make(params, "sgd", {"learning_rate": 1.0})
         for refused, want in ((False, -1), (True, -1), (False, -2), (True, -2), (False, -3)):

@@ -13,10 +13,10 @@ from gluonpar import cluster, collectives
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
-import batch_programs  # isort: skip
+import any_program  # isort: skip
 from contexts import contexts  # isort: skip
 
-TRAINERS = {"host": gluonpar.Trainer, "kvstore": batch_programs.StockWithKVStore}
+TRAINERS = {"host": gluonpar.Trainer, "kvstore": any_program.StockWithKVStore}
 HYPER = {"learning_rate": 0.1, "momentum": 0.9}
 
 
