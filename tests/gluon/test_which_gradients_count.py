@@ -4,9 +4,11 @@ A device without samples keeps the gradient of some earlier pass: of another net
 batch that was skipped. One device, with MXNet's own Trainer, is what all are compared with.
 """
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import any_program
+import beside
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
@@ -34,6 +36,17 @@ MORE_WAYS = (("three passes", "run_tasks", 1), ("a head first", "a thread each",
 def test_named_programs_train_as_one(name, kvstore, k, ways):
     for way in ways:
         any_program.check_named(name, kvstore, k, way)
+
+
+@pytest.mark.cpu("the process without gluonpar trains on CPU contexts")
+@pytest.mark.parametrize("kvstore", beside.KVSTORES)
+def test_what_mxnets_trainer_trains_has_the_bits_and_flags_of_a_process_without_gluonpar(kvstore):
+    batches = [("backward", ([0, 1, 2], [0, 1], 2, False)), ("backward", ([0], [0], 1, False))]
+    shared = [("share", ([0, 1, 2], [0, 1])), ("share", ([2, 1], [0])), ("share", ([0, 1], [1]))]
+    steps = [("step", (True,)), ("step", (False,)), ("sum", ())]
+    for program in (batches + steps, shared + steps, [*batches, ("require", (0, "add")), *batches]):
+        seen = json.loads(json.dumps(beside.results(kvstore, program)))
+        assert seen == beside.of_another_process(kvstore, program)
 
 
 @pytest.mark.parametrize("how", HOWS)

@@ -105,6 +105,33 @@ def test_the_peak_does_not_grow_with(program, little, much):
     assert high < low + MARGIN, (low, high)
 
 
+COPIES = """
+def make(uses):
+    copies = [gluonpar.get_params([mx.nd.ones((1000,))], c) for c in ctx]
+    if uses:
+        with autograd.record():
+            losses = [(w * 2).sum() for (w,) in copies]
+        autograd.backward(losses)
+    if uses == 2:
+        gluonpar.allreduce_grads(copies)
+
+
+for i in range(4000):
+    make(i % 3)
+gc.collect()
+before = len(gc.get_objects())
+for i in range(4000):
+    make(i % 3)
+gc.collect()
+print(len(gc.get_objects()) - before)
+"""
+
+
+def test_nothing_is_kept_of_copies_of_parameters_that_are_dropped():
+    """Whether they were used, or summed, or neither; the tape keeps some 2,000 recordings."""
+    assert int(run_python(BEFORE + COPIES, "0")) < 10_000  # of 8,000 copies
+
+
 # On context 0 a function waits, and 100 sums wait for it; then there is a sum on context 1. What is
 # ready there runs in the order of pushing, so after two more functions the sum has been computed,
 # unless it waits for a workspace.
