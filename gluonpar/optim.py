@@ -37,7 +37,7 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: float) -> None:
         raise ValueError(f"lr must be a finite number, got {lr!r}; try 0.2")
     batch_size = check_batch_size(batch_size)
     params = params if isinstance(params, list) else list(params)
-    update_by_sgd(replicas.buckets([params]), lr, batch_size)
+    update_by_sgd(replicas.buckets(replicas.trained([params])), lr, batch_size)
 
 
 def check_lr(lr: Any) -> None:

@@ -14,7 +14,6 @@ copies.
 
 from __future__ import annotations
 
-import itertools
 from typing import Iterable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -126,23 +125,19 @@ def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Con
             )
 
 
-def buckets(
-    device_params: Sequence[Sequence[mx.nd.NDArray]],
-    counting: Iterable[Sequence[bool]] | None = None,
-    row_sparse: bool = False,
-) -> list[ParamBucket]:
-    """Return the parameters with a gradient in buckets, the last layers' first.
+def trained(
+    device_params: Sequence[Sequence[mx.nd.NDArray]], row_sparse: bool = False
+) -> list[Copies]:
+    """Return the parameters that have a gradient.
 
-    ``counting`` has an entry for each of them: by device, whether its gradient counts. None means
-    that all count. Raises ValueError if a parameter has a gradient on some devices only, for
-    gradients that differ in shape or dtype, and for sparse ones unless ``row_sparse``.
+    Raises ValueError if one has a gradient on some devices only, for gradients that differ in shape
+    or dtype, and for sparse ones unless ``row_sparse``.
     """
-    of_params = itertools.repeat(()) if counting is None else iter(counting)
     of_devices = [
         params.grads() if isinstance(params, Replica) else [param.grad for param in params]
         for params in device_params
     ]
-    trained = []
+    with_gradient = []
     for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
         without = [grad is None for grad in of_copies]
         if any(without) and not all(without):
@@ -152,7 +147,19 @@ def buckets(
             )
         if not any(without):
             operations.check_list(of_copies, "gradients", row_sparse)
-            trained.append(Copies(i, copies, of_copies, next(of_params)))
+            with_gradient.append(Copies(i, copies, of_copies))
+    return with_gradient
+
+
+def buckets(
+    trained: Sequence[Copies], counting: Iterable[Sequence[bool]] | None = None
+) -> list[ParamBucket]:
+    """Return the parameters in buckets, the last layers' first.
+
+    ``counting`` has for each of them which devices' gradients count; None means that all do.
+    """
+    if counting is not None:
+        trained = [each._replace(counts=counts) for each, counts in zip(trained, counting)]
     return [ParamBucket(copies) for copies in neighbours(trained)]
 
 

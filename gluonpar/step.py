@@ -12,7 +12,7 @@ from gluonpar import cluster, gradients, optim, replicas, sharding
 from gluonpar.collectives import Exchange
 from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import cached_op, heap, interrupts, memory
+from gluonpar.runtime import cached_op, heap, interrupts, memory, tape
 
 
 def train_batch(
@@ -63,8 +63,6 @@ def train_batch(
     total = batch_size or cluster.PendingGather(num_samples, "samples")
 
     # Forward: every device computes the losses of its shard.
-    of_params = gradients.of(device_params)
-    gradients.mark_used(of_params.records)  # what an earlier backward has left
     with autograd.record():
         losses = [
             cached_op.losses(model, loss, X_shard, y_shard, params, replicas.BUCKET_BYTES)
@@ -72,11 +70,14 @@ def train_batch(
         ]
 
     # Backward: every device computes the gradients of its shard.
-    if losses:
-        autograd.backward(losses)
+    of_params = gradients.of(device_params)
+    with tape.one_recording() as recording:
+        if losses:
+            autograd.backward(losses)
 
-    # All-reduce and update, of all copies. Gradients of an earlier batch do not count.
-    buckets = replicas.buckets(device_params, of_params.counting())
+    # All-reduce and update, of all copies. Gradients that were not written now do not count.
+    counting = of_params.written_in(recording)
+    buckets = replicas.buckets(replicas.trained(device_params), counting)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         allreduce_sgd(exchange, buckets, lr, total)
@@ -124,10 +125,10 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     contexts = [memory.context(params[0]) for params in device_params]
     replicas.check(device_params, contexts)
     exchange, of_params = Exchange(contexts), gradients.of(device_params)
-    buckets = replicas.buckets(device_params, row_sparse=True)  # raises
+    trained = replicas.trained(device_params, row_sparse=True)
     size = exchange.num_processes
     counting, on_some_rank = gradients.summands(of_params.records, size, "allreduce_grads")
-    buckets = replicas.buckets(device_params, of_params.select(counting), row_sparse=True)
+    buckets = replicas.buckets(trained, of_params.select(counting))
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         exchange.allreduce(replicas.zero_stale(buckets))

@@ -143,7 +143,7 @@ class Towers:
     ) -> None:
         """Sum the gradients of the first ``num_used`` towers onto the first one."""
         used = [counts[:num_used] for counts in counting]
-        buckets = replicas.buckets(variables[:num_used], used)
+        buckets = replicas.buckets(replicas.trained(variables[:num_used]), used)
         Exchange(self.ctx[:num_used]).reduce(replicas.zero_stale(buckets))
 
     def _broadcast(self, variables: list[Sequence[mx.nd.NDArray]]) -> None:

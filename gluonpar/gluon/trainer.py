@@ -105,7 +105,7 @@ class Trainer(gluon.Trainer):
         self._exchange = Exchange(self._contexts, **self._options)
         update.check_draws_nothing(self._optimizer, self._exchange.num_processes)
         self._identity = consistency.Identity(self, self._in_order)
-        gradients.adopt(self._params)
+        self._grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
             self._laid_out()  # before the first forward, so that ranks that differ are refused
         consistency.start_alike(self._in_order)
@@ -185,12 +185,11 @@ class Trainer(gluon.Trainer):
         if "row_sparse" in map(private_fields.grad_stype, layout.params):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
-        of_params = gradients.track(self._params)
-        if not any(grads.accumulates for grads in of_params):
-            gradients.mark_used(of_params)
+        if not any(grads.accumulates for grads in self._grads):
+            gradients.mark_used(self._grads)
             adding = [param for param in layout.params if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in private_fields.grads(param)])
-            for grads in of_params:
+            for grads in self._grads:
                 grads.accumulates = True
         self._inside_no_sync = True
         try:
@@ -210,11 +209,10 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not gradients.are_sums(gradients.track(self._params)):
+        if not gradients.are_sums(self._grads):
             self._allreduce_grads()
-        trained = self._laid_out().params
-        pairs = zip(trained, gradients.track(trained))
-        new = [param for param, grads in pairs if any(grads.counting())]
+        layout = self._laid_out()
+        new = [param for param, grads in layout.trained if any(grads.counting())]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
@@ -329,8 +327,8 @@ class Trainer(gluon.Trainer):
     def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
         """Note that gradients are sums; passes that add, add to one device's."""
         for bucket in buckets:
-            summed = [self._params[copies.index] for copies in bucket.copies]
-            gradients.mark_summed(gradients.track(summed), 0 if on_all else bucket.root or 0)
+            summed = [self._grads[copies.index] for copies in bucket.copies]
+            gradients.mark_summed(summed, 0 if on_all else bucket.root or 0)
 
     def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
@@ -340,7 +338,7 @@ class Trainer(gluon.Trainer):
         with interrupts.held():
             if not skip:
                 self._sharded_update.apply(buckets, fused)
-            gradients.mark_used(gradients.track(self._params))
+            gradients.mark_used(self._grads)
             self._has_summed = False
 
 

@@ -108,6 +108,7 @@ class Layout:
         self._ctx, self._num_processes, self._name = exchange.ctx, exchange.num_processes, name
         index = {param: i for i, param in enumerate(params)}
         self.params = [param for param in in_order if param.grad_req != "null"]
+        self.trained = [*zip(self.params, gradients.track(self.params))]
         self._indices = [index[param] for param in self.params]
         buckets = replicas.neighbours([*map(_copies, self._indices, self.params)])
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in buckets]
@@ -137,7 +138,7 @@ class Layout:
         device of any rank.
         """
         if summed:
-            written = [grads.counting() for grads in gradients.track(self.params)]
+            written = [grads.counting() for _, grads in self.trained]
             on_some_rank = [*map(any, written)]
             if by_program and self._num_processes > 1:  # a rank without samples has sums, too
                 on_some_rank = [True] * len(written)
@@ -145,7 +146,8 @@ class Layout:
                     on_some_rank = (cluster.total([*map(any, written)]) > 0).tolist()
         else:
             how = self._num_processes, self._name, facts
-            written, on_some_rank = gradients.summands(gradients.track(self.params), *how)
+            of_params = [grads for _, grads in self.trained]
+            written, on_some_rank = gradients.summands(of_params, *how)
         counting = dict(zip(self._indices, written))
         used = {i for i, is_used in zip(counting, on_some_rank) if is_used}
         if not ignore_stale_grad:

@@ -68,18 +68,28 @@ class Selected(NamedTuple):
         """Return for each parameter which devices' gradients count."""
         return self.select(record.counting() for record in self.records)
 
+    def written_in(self, recording: tape.Recording) -> list[list[bool]]:
+        """Return for each parameter which devices' gradients a recording has written."""
+        of_records = [[part is recording.part for part in each.wrote] for each in self.records]
+        return self.select(of_records)
+
 
 def of(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> Selected:
     """Return the records of the parameters that have a gradient on all of these devices.
 
     ``device_params[i]`` are the parameters on device i.
     """
-    columns = [arrays for arrays in zip(*device_params) if _has_grads(arrays)]
+    selected: list[tuple[Gradients, list[int]]] = []
+    new: list[Sequence[mx.nd.NDArray]] = []
     with tape.lock:
-        found = [*map(_place, columns)]
-        joined = iter(_join([arrays for arrays, place in zip(columns, found) if place is None]))
-    all_devices = [*range(len(device_params))]
-    selected = [place or (next(joined), all_devices) for place in found]
+        columns = [(arrays, _place(arrays)) for arrays in zip(*device_params)]
+        new = [arrays for arrays, place in columns if place is None and _has_grads(arrays)]
+        joined = dict(zip(map(id, new), _join(new)))
+    for arrays, place in columns:
+        if place is not None:
+            selected.append(place)
+        elif id(arrays) in joined:
+            selected.append((joined[id(arrays)], [*range(len(arrays))]))
     of_params = [record for record, _ in selected if isinstance(record, OfParameter)]
     adopt(record.param() for record in of_params if not record.is_adopted)
     return Selected([record for record, _ in selected], [indices for _, indices in selected])

@@ -89,9 +89,10 @@ class Tracked:
         """Note that a pass adds to the gradient on device ``i``, which is then of no batch."""
         self.wrote[i], self._counts[i] = BEFORE, True
 
-    def is_of_newest_batch(self) -> list[bool]:
-        """Return for each device whether the batch that wrote last wrote the gradient there."""
-        return [counts and not part.has_failed for counts, part in zip(self._counts, self.wrote)]
+    def among(self, written: Sequence[bool]) -> list[bool]:
+        """Return by device which gradients count, among those that have been written."""
+        by_device = zip(written, self._counts, self.wrote)
+        return [is_new and counts and not part.has_failed for is_new, counts, part in by_device]
 
 
 # A gradient that a pass writes: the recording, the Tracked parameter, and the device's index there.
@@ -103,22 +104,26 @@ def write(written: Sequence[Written], thread: int) -> tuple[Batch, list[tuple[An
 
     Returns the batch that the pass is of, and the gradients that another part has written before.
     """
-    newest = max({tracked.batch for _, tracked, _ in written}, key=lambda batch: batch.number)
-    parts = {_part(recording, newest) for recording, *_ in written}
+    recordings, params, indices = map(set, zip(*written))
+    newest = max({tracked.batch for tracked in params}, key=lambda batch: batch.number)
+    parts = {_part(recording, newest) for recording in recordings}
     devices = {tracked.devices[i] for _, tracked, i in written}
-    is_first = any(i == 0 for *_, i in written)
+    is_first = 0 in indices
     begins = newest.is_used or _begins_another(newest, parts, devices, thread, is_first)
     batch = Batch() if begins else newest
     for part in parts:
         if part.batch is not batch:
             part.batch = batch
             batch.num_parts.update(part.devices)
-    new = [(tracked, i) for of, tracked, i in written if tracked.wrote[i] is not of.part]
+    new = []
     for recording, tracked, i in written:
-        tracked.note(i, recording.part)
-        if tracked.devices[i] not in recording.part.devices:
-            recording.part.devices.add(tracked.devices[i])
-            batch.num_parts[tracked.devices[i]] += 1
+        part, device = recording.part, tracked.devices[i]
+        if tracked.wrote[i] is not part:
+            new.append((tracked, i))
+        tracked.note(i, part)
+        if device not in part.devices:
+            part.devices.add(device)
+            batch.num_parts[device] += 1
     batch.last[thread] = devices
     batch.parts = {part for part in batch.parts - parts if not part.devices <= devices}
     if is_first and not batch.parts:  # it might be a batch's first pass

@@ -24,7 +24,8 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
     added: list[tuple[Gradients, int]] = []
     followed: list[tuple[Gradients, int]] = []
     with tape.lock:
-        for recording, record, i in reached:
+        for each in reached:
+            recording, record, i = each
             if isinstance(record, Unjoined):
                 record.note(number, thread, recording, i)
                 continue
@@ -32,11 +33,10 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
             if record.adds():
                 added.append((record, i))
             else:
-                written.append((recording, record, i))
+                record.sum_on = None
+                written.append(each)
         if written:
             batch, new = law.write(written, thread)
-            for _, grads, _ in written:
-                grads.sum_on = None
             for grads, i in new:
                 grads.age.count(i)
             for grads, _ in added:

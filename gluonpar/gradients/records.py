@@ -85,7 +85,7 @@ class Gradients(Record, law.Tracked):
         flags = memory.grad_flags(self.values)
         if self.adds_always:
             return [any(flags)] * len(flags)
-        return [*map(bool.__and__, flags, self.is_of_newest_batch())]
+        return self.among(flags)
 
     def follow(self, i: int) -> None:
         """Have ``grads[i]`` be the array that backward has written, which may be another one.
@@ -97,6 +97,10 @@ class Gradients(Record, law.Tracked):
         written = self._written[i].value
         if written != self._chunks[i]:
             self.grads[i], self._chunks[i] = self.values[i].grad, written
+            self.replaced()
+
+    def replaced(self) -> None:
+        """Be told that ``grads`` holds another array."""
 
     def adds(self) -> bool:
         """Return whether gradients of earlier passes count, too."""
@@ -122,7 +126,7 @@ class OfParameter(Gradients):
         self._list = private_fields.grads(param)
         values = private_fields.values(param) if self._list else []
         super().__init__(values, [value.handle for value in values], [*(self._list or ())])
-        self._give_grads()
+        self.replaced()
 
     def counting(self) -> list[bool]:
         """Return by device whether the gradient counts: with grad_req='add' all do or none."""
@@ -130,23 +134,17 @@ class OfParameter(Gradients):
             self.renew()  # it has been frozen
         return super().counting()
 
-    def follow(self, i: int) -> None:
-        """Have ``grads[i]`` be the array that backward has written, which may be another one."""
-        before = self.grads[i]
-        super().follow(i)
-        if self.grads[i] is not before:
-            self._give_grads()
-
     def adopt(self) -> None:
         """From now on have the Parameter's ``list_grad()`` return what backward has written."""
         self.is_adopted = True
-        self._give_grads()
+        self.replaced()
 
     def is_list(self, arrays: Sequence[mx.nd.NDArray]) -> bool:
         """Return whether ``arrays`` are what the Parameter's ``list_grad()`` returns."""
         return [*map(id, arrays)] == [*map(id, self._list or ())]
 
-    def _give_grads(self) -> None:
+    def replaced(self) -> None:
+        """Be told that ``grads`` holds another array."""
         if self._list:
             _by_grad.pop(id(self._list[0]), None)
             if self.is_adopted:

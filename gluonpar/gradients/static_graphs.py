@@ -23,16 +23,21 @@ def track(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
     return [tracked.get(param) or tracked.setdefault(param, OfParameter(param)) for param in params]
 
 
-def adopt(params: Iterable[gluon.Parameter]) -> None:
-    """Have gradients of ``params``, in graphs made now or later, be where they are looked up."""
+def adopt(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
+    """Have gradients of ``params``, in graphs made now or later, be where they are looked up.
+
+    Returns their records.
+    """
     with tape.lock:
-        new = [record for record in track(params) if not record.is_adopted]
+        records = track(params)
+        new = [record for record in records if not record.is_adopted]
         for record in new:
             record.adopt()
         adopted = {record.param() for record in new}
         for block in [*_blocks]:
             if not adopted.isdisjoint(private_fields.static_params(block)):
                 _separate(block)
+    return records
 
 
 @private_fields.around(private_fields.BUILDS_GRAPH)

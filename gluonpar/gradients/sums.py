@@ -41,10 +41,9 @@ def mark_used(of_params: Iterable[Gradients]) -> None:
     """Let none of these gradients count until backward has written it again."""
     with tape.lock:
         for grads in of_params:
-            if any(memory.grad_flags(grads.values)):
-                if any(grads.counting()):
-                    _use(grads)
-                memory.set_grad_flags(grads.values, False)
+            if any(grads.counting()):
+                _use(grads)
+            memory.set_grad_flags(grads.values, False)
             grads.accumulates, grads.sum_on = False, grads.sum_on if grads.adds_always else None
 
 

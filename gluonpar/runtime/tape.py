@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import ctypes
 import functools
 import math
 import os
 import threading
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import mxnet as mx
 from mxnet import autograd
@@ -91,6 +92,16 @@ def _watch() -> None:
             _marker.attach_grad()
         _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables = _watched_pass, _watched_attach
         _LIB.MXAutogradSetIsRecording = _watched_switch
+
+
+@contextlib.contextmanager
+def one_recording() -> Iterator[Recording]:
+    """Have all passes that this thread makes in the scope be of one recording, which is yielded."""
+    before, this_thread.joint = this_thread.joint, Recording()
+    try:
+        yield this_thread.joint
+    finally:
+        this_thread.joint = before
 
 
 def graph_of(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:

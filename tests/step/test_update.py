@@ -24,7 +24,7 @@ of_one_pass = pytest.mark.cpu("the one-pass update is for CPU contexts")
 def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
     """The last two lines of train_batch."""
     exchange = Exchange([params[0].context for params in device_params], algorithm)
-    step.allreduce_sgd(exchange, replicas.buckets(device_params), lr, batch_size)
+    step.allreduce_sgd(exchange, replicas.buckets(replicas.trained(device_params)), lr, batch_size)
 
 
 def plain_list(params, ctx):
