@@ -6,25 +6,34 @@ kvstore='gluonpar'. There may be two Trainers, each of some parameters, of which
 writes the other's; and there is a second network, which one of them trains, too. Parameters without
 Gluon are trained by hand, and beside all this MXNet's own Trainer trains a network of its own.
 
-A program ends where its batches cannot be told apart (:class:`CannotBeTold`).
+A program ends where its batches cannot be told apart (:class:`batch_passes.CannotBeTold`).
 """
 
 import itertools
 import json
 import math
 import pathlib
-import random
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import beside
 import contexts as devices
 import mxnet as mx
 import numpy as np
 import pytest
+from batch_passes import (
+    CALLS,
+    PASSES,
+    WAYS,
+    Batch,
+    CannotBeTold,
+    Shard,
+    batch_of,
+    call,
+    on_another_thread,
+)
 from contexts import contexts
 from gluon_runs import STATIC, assert_as_one, stock_trainer
+from hand_programs import HEADS, LR, Hand, HandAlone
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -35,17 +44,6 @@ from gluonpar import cluster
 from gluonpar.plans import partition
 
 NUM_WORDS = 4
-WAYS = ("one backward", "a loop", "a loop of backward", "the last device first")
-# Several passes per device, each with a recording of its own: by which heads, and what else it is.
-PASSES = {
-    "attack": ("all", "all"),  # the first pass is for the gradient with respect to the input
-    "inner step": ("all", "all"),  # of which the second is for other weights
-    "a head first": ("a", "all"),
-    "two losses": ("a", "b"),
-    "three passes": ("b", "a", "all"),
-    "retry": ("all",),  # on one device twice, which is nothing where passes add
-}
-CALLS = ("a loop", "run_tasks", "a thread each")
 # What else is done in a batch: between passes, while it is recorded, or to all of it.
 ALSO = (
     *("", "recorded by this thread", "recorded by another thread"),
@@ -55,239 +53,11 @@ MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
 CLIPS = ("clip", "clip_and_step")
 USES = ("train", "train_recorded", "step", "halve", *CLIPS, "sum_by_hand", "accumulate", "by_hand")
 BY_HAND = ("left out", "allreduce_grads", "train_batch")
-LR = 0.05
-# MXNet frees nothing of what it allocates for a thread, so they are the same for all programs.
-THREAD, THREADS = ThreadPoolExecutor(1), [ThreadPoolExecutor(1) for _ in range(4)]
-
-
-def on_another_thread(function, *arguments):
-    return THREAD.submit(function, *arguments).result()
-
-
-class Shard(NamedTuple):
-    """A device's samples, the losses of both heads, of "a" and of "b", and the weights there."""
-
-    X: mx.nd.NDArray
-    losses: dict
-    weights: list
-
-
-def passes(shard, name, times):
-    """Make the passes on one shard, one at a time; ``times`` the last one."""
-    X, before = shard.X, []
-    for i, heads in enumerate([*PASSES[name], *[PASSES[name][-1]] * (times - 1)]):
-        X.attach_grad()
-        with autograd.record():
-            losses = shard.losses[heads](X)
-        if losses is not None:  # it trains something
-            losses.backward()
-        if i == 0 and name == "attack":
-            X = X + 0.1 * X.grad
-        for weight, value in before:
-            weight[:] = value
-        if i == 0 and name == "inner step":
-            before = [(weight, weight.copy()) for weight in shard.weights]
-            for weight, value in before:
-                weight[:] = value * 1.5
-        yield
-
-
-def turns(num_devices, way):
-    """The devices of the passes, in their order."""
-    name, called, number = way
-    order = [i for i in range(num_devices) for _ in PASSES[name]]
-    if name == "retry" and num_devices:
-        order.insert(number % num_devices, number % num_devices)
-    if called == "a thread each":
-        random.Random(number).shuffle(order)
-    return order
-
-
-def call(shards, way, ctx):
-    """Make several devices' passes, in the order of :func:`turns`."""
-    name, called, _ = way
-    order = turns(len(shards), way)
-    more = [order.count(i) - len(PASSES[name]) + 1 for i in range(len(shards))]
-    made = [passes(shard, name, times) for shard, times in zip(shards, more)]
-    if called == "run_tasks" and shards:
-        gluonpar.run_tasks(lambda each: [*each], made, ctx[: len(shards)])
-        return
-    for i in order:
-        if called == "a thread each":
-            THREADS[i].submit(next, made[i]).result()
-        else:
-            next(made[i])
 
 
 def samples(n, seed):
     X = np.random.RandomState(seed).normal(size=(n, 3)).astype("float32")
     return X, np.arange(n) % NUM_WORDS
-
-
-class Batch(NamedTuple):
-    """A batch on one rank: the thread and the devices of each pass; if one recording has all."""
-
-    passes: list
-    is_one_recording: bool
-
-
-def batch_of(way, ctx, thread="the program's"):
-    """Return the Batch that is differentiated so, if it has samples on ``ctx``."""
-    if isinstance(way, tuple):
-        threads = range(len(ctx)) if way[1] == "a thread each" else [thread] * len(ctx)
-        made = [(threads[i], {ctx[i]}) for i in turns(len(ctx), way)]
-        return Batch(made, way[1] == "run_tasks")
-    if way == "one backward":
-        return Batch([(thread, {*ctx})] * bool(ctx), True)
-    order = ctx[::-1] if way == "the last device first" else ctx
-    return Batch([(thread, {c}) for c in order], way != "a loop")
-
-
-class CannotBeTold(Exception):
-    """Nobody can tell this batch from the one before, which was left out.
-
-    That is where it begins, in a recording of its own, on devices on which the other had no
-    samples; or where its thread had ended the other one, if that is not the first device, or had
-    fewer passes than another. Within a batch it is a pass that the first device makes again after
-    other devices' passes, as it looks like a batch on the first device; and a gradient that only
-    some devices' last passes overwrite, of which the other devices' count.
-    """
-
-    @classmethod
-    def check(cls, before, now, first):
-        """Raise this if ``now`` cannot be told from ``before``, both batches of one rank.
-
-        ``first`` is the first device.
-        """
-        number = {}
-        for _, ctx in () if now.is_one_recording else now.passes:
-            is_again = ctx == {first} and number.get(first) == max(number.values(), default=0)
-            if is_again and len(number) > 1:
-                raise cls
-            number.update({c: number.get(c, 0) + 1 for c in ctx})
-        if not before.passes or not now.passes:
-            return
-        wrote = set().union(*(ctx for _, ctx in before.passes))
-        thread, begins = now.passes[0]
-        in_one = set().union(*(ctx for _, ctx in now.passes))
-        if not wrote & (in_one if now.is_one_recording else begins):
-            raise cls
-        number = {c: sum(c in ctx for _, ctx in before.passes) for c in wrote}
-        goes_on = first not in begins or number.get(first, 0) < max(number.values())
-        if dict(before.passes).get(thread) == begins and goes_on and not wrote <= begins:
-            raise cls
-
-
-def hand_losses(X, params, heads):
-    body, *of_heads = (param.as_nd_ndarray() for param in params)
-    hidden = mx.nd.dot(X, body).tanh()
-    return sum(((mx.nd.dot(hidden, of_heads[i]) - 1) ** 2).sum(axis=1) for i in heads)
-
-
-HEADS = {"all": (0, 1), "a": (0,), "b": (1,)}
-
-
-class Hand:
-    """Parameters without Gluon: copies that ``get_params`` made, and arrays with grad_req='add'."""
-
-    def __init__(self, ctx, start=None):
-        self.ctx, rng = ctx, np.random.RandomState(0)
-        shapes = (3, 5), (5, 2), (5, 1)
-        start = start or [[mx.nd.array(rng.normal(0, 0.5, s)) for s in shapes] for _ in range(2)]
-        self.copies = self.copies_of(start[0])
-        self.adding = [[value.copyto(c) for value in start[1]] for c in ctx]
-        for value in itertools.chain.from_iterable(self.adding):
-            value.attach_grad("add")
-
-    def copies_of(self, start):
-        return [gluonpar.get_params(start, c) for c in self.ctx]
-
-    def moved(self, ctx):
-        return type(self)(ctx, [self.copies[0], self.adding[0]])
-
-    def values(self):
-        """By parameter, its values on all devices."""
-        both = [*zip(*self.copies), *zip(*self.adding)]
-        return [[value.asnumpy() for value in on_devices] for on_devices in both]
-
-    def shards(self, X, params, order):
-        """The shards of a batch, with the devices' copies of the parameters."""
-        made = []
-        for part, copies in zip(gluonpar.split_and_load(X, order) if len(X) else (), params):
-            losses = {
-                name: lambda x, p=copies, heads=heads: hand_losses(x, p, heads)
-                for name, heads in HEADS.items()
-            }
-            made.append(Shard(part, losses, [*copies]))
-        return made
-
-    def differentiate(self, X, params, heads, way, order):
-        """Run forward and backward on all devices, in the order ``order``."""
-        params = [params[self.ctx.index(c)] for c in order]
-        shards = self.shards(X, params, order)
-        if isinstance(way, tuple):
-            call(shards, way, order)
-            return
-        if way == "a loop":
-            for shard in shards:
-                with autograd.record():
-                    losses = shard.losses[heads](shard.X)
-                losses.backward()
-            return
-        with autograd.record():
-            losses = [shard.losses[heads](shard.X) for shard in shards]
-        if way == "one backward" and losses:
-            autograd.backward(losses)
-            return
-        for each in losses[::-1] if way == "the last device first" else losses:
-            each.backward()
-
-    def train_batch(self, X, n, heads, order):
-        def model(X, params):
-            return hand_losses(X, params, HEADS[heads])
-
-        params = [self.copies[self.ctx.index(c)] for c in order]
-        y = np.zeros(len(X), "float32")
-        gluonpar.train_batch(X, y, params, order, LR, model, lambda out, y: out, batch_size=n)
-
-    def update(self, n):
-        gluonpar.allreduce_grads(self.copies)
-        for params in self.copies:
-            gluonpar.sgd(params, LR, n)
-
-    def sum_added(self):
-        gluonpar.allreduce_grads(self.adding)
-
-    def update_added(self, n):
-        for params in self.adding:
-            gluonpar.sgd(params, LR, n)
-            for param in params:
-                param.grad[:] = 0
-
-
-class HandAlone(Hand):
-    """What is compared with: MXNet alone."""
-
-    def copies_of(self, start):
-        copies = [value.copyto(self.ctx[0]) for value in start]
-        for value in copies:
-            value.attach_grad()
-        return [copies]
-
-    def train_batch(self, X, n, heads, order):
-        for param in self.copies[0]:
-            param._fresh_grad = False
-        self.differentiate(X, self.copies, heads, "one backward", order)
-        self.update(n)
-
-    def update(self, n):
-        for param in self.copies[0]:
-            if param._fresh_grad:
-                param[:] -= LR / n * param.grad
-            param._fresh_grad = False
-
-    def sum_added(self):
-        pass
 
 
 class Net(gluon.HybridBlock):

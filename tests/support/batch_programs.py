@@ -7,7 +7,8 @@ the networks. In a job of several processes each rank trains on its part of ever
 import gluon_runs as runs
 import mxnet as mx
 import numpy as np
-from any_program import TRAINERS, on_another_thread
+from any_program import TRAINERS
+from batch_passes import on_another_thread
 from gluon_runs import STATIC, assert_as_one, contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn

@@ -4,6 +4,7 @@ python beside.py reads programs, a line of JSON each, and prints what :func:`res
 them. gluonpar is not imported then.
 """
 
+import atexit
 import functools
 import importlib.util
 import json
@@ -96,7 +97,9 @@ def results(kvstore, program):
 @functools.lru_cache(None)
 def _process():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, __file__], **pipes)
+    process = subprocess.Popen([sys.executable, __file__], **pipes)
+    atexit.register(process.communicate)  # it ends with its input
+    return process
 
 
 def of_another_process(kvstore, program):
