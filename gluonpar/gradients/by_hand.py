@@ -79,20 +79,17 @@ def of(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> Selected:
 
     ``device_params[i]`` are the parameters on device i.
     """
-    selected: list[tuple[Gradients, list[int]]] = []
-    new: list[Sequence[mx.nd.NDArray]] = []
+    columns = [*zip(*device_params)]
     with tape.lock:
-        columns = [(arrays, _place(arrays)) for arrays in zip(*device_params)]
-        new = [arrays for arrays, place in columns if place is None and _has_grads(arrays)]
-        joined = dict(zip(map(id, new), _join(new)))
-    for arrays, place in columns:
-        if place is not None:
-            selected.append(place)
-        elif id(arrays) in joined:
-            selected.append((joined[id(arrays)], [*range(len(arrays))]))
-    of_params = [record for record, _ in selected if isinstance(record, OfParameter)]
+        found = [*map(_place, columns)]
+        new = [arrays for arrays, place in zip(columns, found) if not place and _has_grads(arrays)]
+        if new:
+            _join(new)
+            found = [*map(_place, columns)]
+    records, indices = zip(*filter(None, found)) if any(found) else ((), ())
+    of_params = [record for record in records if isinstance(record, OfParameter)]
     adopt(record.param() for record in of_params if not record.is_adopted)
-    return Selected([record for record, _ in selected], [indices for _, indices in selected])
+    return Selected(records, indices)
 
 
 def _place(arrays: Sequence[mx.nd.NDArray]) -> tuple[Gradients, list[int]] | None:
@@ -108,18 +105,20 @@ def _has_grads(arrays: Sequence[mx.nd.NDArray]) -> bool:
     return None not in map(memory.grad_chunk, arrays)
 
 
-def _join(columns: Sequence[Sequence[mx.nd.NDArray]]) -> list[OfArrays]:
+def _join(columns: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     """Make records, each of arrays that are one parameter, and apply the law to their passes."""
-    passes: dict[tuple[int, int], list[law.Written]] = {}
-    made = []
+    joined: dict[tuple[Unjoined, int], tuple[OfArrays, int]] = {}
     for arrays in columns:
         found = [places.get(id(array.handle), (None, 0)) for array in arrays]
-        made.append(OfArrays(arrays))
-        for i, (record, index) in enumerate(found):
-            for each in record.passes if isinstance(record, Unjoined) else ():
-                if index in each.indices:
-                    written = passes.setdefault(each[:2], [])
-                    written.append((each.recording, made[-1], i))
+        record = OfArrays(arrays)
+        for i, (before, index) in enumerate(found):
+            if isinstance(before, Unjoined):
+                joined[before, index] = record, i
+    passes: dict[tuple[int, int], list[law.Written]] = {}
+    for copies in {copies for copies, _ in joined}:
+        for number, thread, recording, indices in copies.passes:
+            written = [joined[copies, index] for index in indices if (copies, index) in joined]
+            passes.setdefault((number, thread), []).extend((recording, *each) for each in written)
     for number, thread in sorted(passes):
-        law.write(passes[number, thread], thread)
-    return made
+        if passes[number, thread]:
+            law.write(passes[number, thread], thread)

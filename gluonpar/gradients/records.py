@@ -1,7 +1,7 @@
 """What the law follows: a parameter's arrays and gradients by device, whoever owns them.
 
 They are a Gluon Parameter's, or arrays of a program's own (:mod:`gluonpar.gradients.by_hand`). A
-record keeps no array alive.
+record lives as long as the Parameter, or as long as all of the arrays do.
 """
 
 from __future__ import annotations
