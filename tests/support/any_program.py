@@ -101,7 +101,7 @@ class Evens(gluon.Block):
 def losses_of(model, X, words):
     if isinstance(model, Evens):
         a, b = model(X, words)
-        return (a**2).sum() + (0 if b is None else ((b - 1) ** 2).sum())
+        return (a**2).sum(axis=1) + (0 if b is None else ((b - 1) ** 2).sum() / len(X))
     if isinstance(model, Net):
         a, b = model(X, words)
         return (a**2).sum(axis=1) + (b * 3 - 1).abs().sum(axis=1)
@@ -159,7 +159,8 @@ class Side:
 
     def check_told(self, network, n, way, order, params, also=""):
         """Raise CannotBeTold if a rank goes on with a batch that was left out."""
-        if network == "evens" and way[0] == "three passes":
+        # Of Evens some devices' passes do not overwrite what earlier ones have written.
+        if network == "evens" and (way[0] == "three passes" or "net" in self.unused):
             raise CannotBeTold
         network = network.replace("evens", "net")
         ctx, parts = self.in_order(order), partition.slices(n, cluster.size())
