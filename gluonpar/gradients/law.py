@@ -57,7 +57,7 @@ class Part:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.devices: set[Device] = set()
-        self.has_failed = False  # whether a task failed that belonged to the recording
+        self.has_failed = False  # whether it is of tasks of which one has failed
 
 
 BEFORE = Part(Batch())  # of what was written before gradients were tracked, or is a sum
@@ -135,6 +135,7 @@ def write(written: Sequence[Written], thread: int) -> tuple[Batch, list[tuple[An
 def _part(recording: Any, newest: Batch) -> Part:
     if recording.part is None or recording.part.batch.is_used:
         recording.part = Part(newest)
+        recording.part.has_failed = recording.has_failed
     return recording.part
 
 
@@ -151,7 +152,8 @@ def _begins_another(
 
 
 def discard(recording: Any) -> None:
-    """Let no gradient of a recording count: a task that belongs to it has failed."""
+    """Let no gradient of a recording count: it is of tasks of which one has failed."""
+    recording.has_failed = True
     if recording.part is not None:
         recording.part.has_failed = True
         recording.part.batch.use()

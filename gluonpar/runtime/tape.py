@@ -4,8 +4,8 @@ Each operator that autograd records is a node of a graph: ``node_7`` is the eigh
 on any thread. An array with a gradient has a name, too, such as ``var3``, and a new name when a
 gradient is attached again. A pass writes the gradients of the arrays that are in its heads' graph.
 A *recording* is what a thread records from one ``autograd.record()`` to its end, whatever scopes
-are entered in between: an interval of nodes' numbers. Calls of functions on several devices that
-belong together are one recording, too, in which passes are that they make (``this_thread.joint``).
+are entered in between: an interval of nodes' numbers. Where several functions are called for one
+batch, all passes that they make are of one recording instead (``this_thread.joint``).
 
 To observe recordings and passes, functions of MXNet 1.9.1 are replaced by others that call them.
 """
@@ -50,6 +50,7 @@ class Recording:
     def __init__(self, thread: int | None = None) -> None:
         self.thread, self.depth, self.end = thread, this_thread.depth, math.inf
         self.part: Any = None
+        self.has_failed = False  # whether it is of tasks of which one has failed
 
 
 class _Thread(threading.local):

@@ -18,7 +18,7 @@ from batch_programs import HOWS, PROGRAMS, check, dense, differentiate, losses_o
 from gluon_runs import STATIC, assert_as_one, contexts
 from mxnet import autograd, gluon
 
-from gluonpar import Towers, run_tasks, split_and_load
+from gluonpar import TaskError, Towers, allreduce_grads, get_params, run_tasks, split_and_load
 from gluonpar.gluon.trainer import Trainer
 
 WAYS = ("one backward", "a loop", "the last device first", ("attack", "a loop", 0))
@@ -151,6 +151,27 @@ def towers(forward_backward, shards, ctx):
         return (x[:, 0] * variables[0]) ** 2
 
     Towers(forward, [mx.nd.ones((1,))], ctx).step(shards, lr=0.1)
+
+
+def test_gradients_of_tasks_that_failed_do_not_count_in_the_first_sum_by_hand():
+    """Not even on the device that computes nothing in the next batch."""
+    ctx = contexts(3)
+    params = [get_params([mx.nd.ones((1,))], c) for c in ctx]
+
+    def task(i):
+        if i == 2:
+            raise KeyError
+        with autograd.record():
+            loss = params[i][0] * 10
+        loss.backward()
+
+    with pytest.raises(TaskError):
+        run_tasks(task, [0, 1, 2], ctx)
+    with autograd.record():
+        loss = params[2][0] * 5
+    loss.backward()
+    allreduce_grads(params)
+    assert [w.grad.asscalar() for (w,) in params] == [5.0] * 3
 
 
 @pytest.mark.parametrize("call", [run_tasks, towers])

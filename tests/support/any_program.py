@@ -602,11 +602,11 @@ BESIDE = (
 EVERY = [*itertools.product((None, "gluonpar"), OPTIMIZERS, (False, True))]
 
 
-def named(way):
+def named(way, least_samples=1):
     """Programs of a common shape, by name, of which each batch is differentiated in one way."""
 
     def size(n):
-        return max(n, cluster.size())  # each rank has a sample
+        return max(n, least_samples)
 
     def left_out(n, model=0, order=0, also=""):
         return "backward", (size(n), model, way, n, order, also)
@@ -653,7 +653,7 @@ NAMED = [*named("")]
 
 
 def check_named(name, kvstore, k, way):
-    program = named(way)[name]
+    program = named(way, cluster.size())[name]  # each rank has a sample
     two = any(arguments[0] == -1 for _, arguments in program)
     assert check(kvstore, "sgd", False, k, program, two) == len(program), "it cannot be told"
 
