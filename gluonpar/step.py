@@ -46,7 +46,8 @@ def train_batch(
     the update if they have GPUs or name an ``algorithm``. From ``train_batch`` in Dive into Deep
     Learning, 13.5.6.
     Raises ValueError, with nothing changed, for X and y of different lengths, an empty batch, a bad
-    ``lr`` or ``batch_size``, parameters that are not on their context, and bad weights.
+    ``lr`` or ``batch_size``, parameters that are not on their context, bad weights, and gradients
+    to which backward adds.
     """
     contexts = sharding.as_list(ctx)
     optim.check_lr(lr)
@@ -54,6 +55,12 @@ def train_batch(
     exchange = Exchange(contexts, algorithm)
     if batch_size is not None:
         batch_size = optim.check_batch_size(batch_size)
+    of_params = gradients.of(device_params)
+    if any(record.adds() for record in of_params.records):
+        raise ValueError(
+            "device_params must have gradients that backward overwrites (grad_req='write'), got "
+            "some to which it adds; call allreduce_grads and sgd instead"
+        )
     if exchange.num_processes > 1:
         cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
@@ -70,7 +77,6 @@ def train_batch(
         ]
 
     # Backward: every device computes the gradients of its shard.
-    of_params = gradients.of(device_params)
     with tape.one_recording() as recording:
         if losses:
             autograd.backward(losses)

@@ -14,7 +14,7 @@ from typing import Iterable, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar.gradients import law
-from gluonpar.gradients.records import Gradients, OfArrays, OfParameter, Record, places
+from gluonpar.gradients.records import Gradients, OfArrays, OfParameter, Owner, places
 from gluonpar.gradients.static_graphs import adopt
 from gluonpar.runtime import memory, tape
 
@@ -33,7 +33,7 @@ class _Pass(NamedTuple):
     indices: list[int]
 
 
-class Unjoined(Record):
+class Unjoined(Owner):
     """The last passes that wrote gradients of one device's parameters, which are in no record."""
 
     def __init__(self, arrays: Sequence[mx.nd.NDArray]) -> None:

@@ -19,20 +19,20 @@ from gluonpar.runtime import memory, private_fields, tape
 
 tracked: weakref.WeakKeyDictionary[gluon.Parameter, OfParameter] = weakref.WeakKeyDictionary()
 # By id() of an array's handle, which lives as long as the array: its record, and its index there.
-places: dict[int, tuple[Record, int]] = {}
+places: dict[int, tuple[Owner, int]] = {}
 # By id() of the first device's gradient; another array may have that id by now.
 _by_grad: weakref.WeakValueDictionary[int, OfParameter] = weakref.WeakValueDictionary()
 
 
-class Record:
-    """What is known of some arrays with a gradient."""
+class Owner:
+    """What :mod:`gluonpar.runtime.tape` tells of passes over some arrays with a gradient."""
 
     _variables: Sequence[mx.sym.Symbol] = ()  # keep the memory that Gradients reads
     _keys: Sequence[int] = ()  # in places
 
     def own(self, arrays: Sequence[mx.nd.NDArray], handles: Sequence[Any]) -> None:
         """Be told of passes that write the gradients of ``arrays``, and be found by ``handles``."""
-        Record.forget(self)
+        Owner.forget(self)
         self._variables, self._keys = tape.own(self, arrays), [*map(id, handles)]
         places.update((key, (self, i)) for i, key in enumerate(self._keys))
 
@@ -54,7 +54,7 @@ def _forget(record: Any, _: Any) -> None:
         record().forget()
 
 
-class Gradients(Record, law.Tracked):
+class Gradients(Owner, law.Tracked):
     """The gradients of one parameter: ``grads[i]`` that of ``values[i]``, which is on device i.
 
     MXNet's flags say which of them backward has written since a step of gluonpar's has used them,

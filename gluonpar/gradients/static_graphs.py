@@ -1,4 +1,4 @@
-"""Parameters that gluonpar trains: blocks with ``static_shape`` that share some keep no gradients.
+"""Of parameters that gluonpar trains, graphs that share some keep no arrays of gradients.
 
 In MXNet 1.9.1 a graph with ``static_shape`` keeps the arrays to which it first wrote. Two such
 graphs, of two heads on one body, may keep the same array, and write to it in turn before MXNet adds

@@ -4,6 +4,7 @@ A device without samples keeps the gradient of some earlier pass: of another net
 batch that was skipped. One device, with MXNet's own Trainer, is what all are compared with.
 """
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from any_program import TRAINERS
+from batch_passes import THREADS
 from batch_programs import HOWS, PROGRAMS, check, dense, differentiate, losses_of
 from gluon_runs import STATIC, assert_as_one, contexts
 from mxnet import autograd, gluon
@@ -151,6 +153,28 @@ def towers(forward_backward, shards, ctx):
         return (x[:, 0] * variables[0]) ** 2
 
     Towers(forward, [mx.nd.ones((1,))], ctx).step(shards, lr=0.1)
+
+
+@pytest.mark.parametrize("k, number", [(2, 2), (2, 3), (3, 2)])
+def test_passes_of_a_thread_per_device_count_in_whatever_order_the_threads_come(k, number):
+    """Of each device the last pass, in every order; also after a batch that was left out."""
+    ctx = contexts(k)
+    params = [get_params([mx.nd.ones((1,))], c) for c in ctx]
+
+    def backward(i, factor):
+        with autograd.record():
+            loss = params[i][0] * factor
+        loss.backward()
+
+    orders = {*itertools.permutations([i for i in range(k) for _ in range(number)])}
+    for order, left_out in itertools.product(sorted(orders), (False, True)):
+        if left_out and order[0] == 0:  # where batches begin
+            backward(0, 100)
+        for n, i in enumerate(order):
+            THREADS[i].submit(backward, i, n + 1).result()
+        allreduce_grads(params)
+        want = sum(max(n for n, i in enumerate(order) if i == device) + 1 for device in range(k))
+        assert [w.grad.asscalar() for (w,) in params] == [want] * k, order
 
 
 def test_gradients_of_tasks_that_failed_do_not_count_in_the_first_sum_by_hand():

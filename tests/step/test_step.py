@@ -207,6 +207,16 @@ def test_what_is_wrong_is_refused_and_changes_no_parameter(changed, words):
             np.testing.assert_array_equal(param.asnumpy(), before)
 
 
+def test_gradients_to_which_backward_adds_are_refused():
+    X, y = make_batches(4)[0]
+    device_params = replicas_of(start(), contexts(2))
+    for params in device_params:
+        params[0].attach_grad("add")
+    with pytest.raises(ValueError, match="grad_req"):
+        gluonpar.train_batch(X, y.astype("float32"), device_params, contexts(2), LR)
+    assert (device_params[0][0].asnumpy() == start()[0]).all()
+
+
 @pytest.mark.parametrize("algorithm", [None, "ring"])
 def test_a_step_inside_record_is_not_recorded(algorithm):
     """What the caller records keeps its gradient, and the step's bits are those of one outside."""
