@@ -642,7 +642,7 @@ def named(way, least_samples=1):
         "evaluated": [train(1, **evaluated), left_out(8, **evaluated), train(1, **evaluated)],
         "copies by hand": [
             *(copies("left out", 8), copies("allreduce_grads", 1), copies("left out", 7)),
-            *(copies("train_batch", 1), copies("allreduce_grads", 1, "a")),
+            *(copies("train_batch", 1, "a"), copies("allreduce_grads", 1, "a")),
         ],
         "added by hand": [added, added],
         "a network by hand": [by_hand(5), by_hand(5, 1, order=5), left_out(8), by_hand(1)],
