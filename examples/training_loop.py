@@ -87,7 +87,7 @@ class Trainer:
 
 
 class Kvstore:
-    """gluon.Trainer updates the parameters, after kvstore='gluonpar' has summed the gradients."""
+    """gluon.Trainer makes a gluonpar.Trainer; parameters and states are saved in two files."""
 
     def __init__(self, net, options, schedule, ctx):
         self.net, self.ctx, options = net, ctx, {**options, "lr_scheduler": schedule}
@@ -102,7 +102,7 @@ class Kvstore:
 
     def load(self, path, num_updates):
         self.net.load_parameters(f"{path}.params", ctx=self.ctx)
-        self.trainer.load_states(f"{path}.states")  # a pickle: load only files that you wrote
+        self.trainer.load_states(f"{path}.states")
 
 
 class ByHand:

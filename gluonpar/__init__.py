@@ -32,7 +32,6 @@ from gluonpar.training import train
 
 # More names, for programs that use them from here; `as` says so to type checkers.
 from gluonpar.adapters import BatchProcessor as BatchProcessor, DataLoader as DataLoader
-from gluonpar.adapters import kvstore as kvstore
 from gluonpar.batch_norm import TaskError as TaskError, set_num_devices as set_num_devices
 from gluonpar.batch_norm import average_statistics as average_statistics
 from gluonpar.batch_norm import broadcast_statistics as broadcast_statistics
@@ -43,6 +42,7 @@ from gluonpar.collectives import all_gather as all_gather, reduce_scatter as red
 from gluonpar.collectives import allreduce_many as allreduce_many
 from gluonpar.collectives import explain as explain, reduce as reduce
 from gluonpar.diagnostics.verification import Wrong as Wrong
+from gluonpar.gluon import kvstore as kvstore
 from gluonpar.runtime.cached_op import operators as operators, traceable as traceable
 from gluonpar.sharding import split_samples as split_samples
 

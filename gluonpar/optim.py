@@ -51,17 +51,17 @@ def _is_finite(lr: float) -> bool:
     return isinstance(lr, (numbers.Real, np.ndarray)) and bool(-largest <= lr <= largest)
 
 
-def check_batch_size(batch_size: Any) -> Any:
+def check_batch_size(batch_size: Any, may_overflow: bool = False) -> Any:
     """Return the number of samples, which may be fractional (a weight); read an array of one.
 
-    Raises ValueError unless it is a positive finite number.
+    Raises ValueError unless it is positive and finite; with ``may_overflow`` also NaN or infinite.
     """
     if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
         batch_size = batch_size.asnumpy()
     if isinstance(batch_size, np.ndarray) and batch_size.size == 1:
         batch_size = batch_size.item()
     is_number = isinstance(batch_size, (numbers.Real, np.number))
-    if not is_number or not 0 < batch_size < math.inf:
+    if not is_number or not (0 < batch_size < math.inf or may_overflow and not batch_size <= 0):
         raise ValueError(f"batch_size must be a positive finite number, got {batch_size!r}")
     return batch_size
 

@@ -171,10 +171,11 @@ def zero_stale(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
     return [bucket.grads for bucket in buckets]
 
 
-def neighbours(copies: Sequence[Copies]) -> list[list[Copies]]:
+def neighbours(copies: Sequence[Copies], bucket_bytes: int | None = None) -> list[list[Copies]]:
     """Return the parameters that share a bucket together: the last ones first.
 
-    A bucket has gradients of one dtype, and at most BUCKET_BYTES per device. A row_sparse gradient
-    has a bucket to itself. A parameter without elements is in none.
+    A bucket has gradients of one dtype, and at most ``bucket_bytes`` per device (None:
+    BUCKET_BYTES). A row_sparse gradient has a bucket to itself. A parameter without elements is in
+    none.
     """
-    return grouped(copies[::-1], lambda each: each.grads[0], BUCKET_BYTES)
+    return grouped(copies[::-1], lambda each: each.grads[0], bucket_bytes or BUCKET_BYTES)

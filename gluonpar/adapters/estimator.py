@@ -9,7 +9,6 @@ from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
 from gluonpar import cluster
-from gluonpar.adapters.kvstore import GluonPar
 from gluonpar.batch_norm import run_tasks
 from gluonpar.gluon import Trainer
 from gluonpar.runtime import private_fields
@@ -58,16 +57,13 @@ def _step(batch_end: Callable, handler: Any, estimator: Any, *args: Any, **kwarg
 
     MXNet's Estimator passes it the number of samples of this rank's batch.
     """
-    owner = estimator.trainer
-    if not isinstance(owner, Trainer):
-        owner = private_fields.kvstore_params(owner)["kvstore"]
-    if isinstance(owner, (Trainer, GluonPar)):
+    if isinstance(estimator.trainer, Trainer):
         losses = kwargs["loss"] if isinstance(kwargs["loss"], list) else [kwargs["loss"]]
-        kwargs["loss"] = [_total(owner, losses)]
+        kwargs["loss"] = [_total(estimator.trainer, losses)]
     return batch_end(handler, estimator, *args, **kwargs)
 
 
 @cluster.in_scope
-def _total(owner: Trainer | GluonPar, losses: list) -> np.ndarray:
+def _total(owner: Trainer, losses: list) -> np.ndarray:
     """Return an array whose length, which MXNet reads, is the number of losses of all ranks."""
     return np.empty((int(cluster.total(sum(map(len, losses)))), 0))

@@ -6,7 +6,9 @@ MXNet's optimizers, they are saved as such. Otherwise the section has a pickle o
 states.
 
 **Security**: loading a pickle can run any code that is in it. :func:`_prepared_from_pickle` is the
-only place where gluonpar does so, and only if the caller says that the file is ``trusted``.
+only place where gluonpar does so, and only if the caller says that the file is ``trusted``. Files
+that MXNet's Trainer wrote for its own optimizers are pickles, too, and read without running
+anything (:mod:`~gluonpar.checkpoint.stock_states`).
 
 As when ``gluon.Trainer`` loads states, the saved attributes replace those of the optimizer that is
 there. Before anything changes, the optimizer's class and the names and shapes of the parameters are
@@ -29,7 +31,7 @@ from mxnet import gluon
 from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Updater
 
-from gluonpar.checkpoint import files, npz_file
+from gluonpar.checkpoint import files, npz_file, stock_states
 from gluonpar.checkpoint.npz_file import Encoder, NotPlainError, decode
 from gluonpar.runtime import private_fields
 
@@ -66,8 +68,8 @@ def load(
     With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate if it has no
     schedule. Otherwise the saved one goes on, with a UserWarning if the two differ.
 
-    Raises ValueError, and changes nothing, if the file is missing or damaged, or has a pickle (all
-    files of ``gluon.Trainer`` are pickles) and is not ``trusted``.
+    Raises ValueError, and changes nothing, if the file is missing or damaged, or has a pickle of
+    something else than MXNet's own optimizers and schedules and is not ``trusted``.
     """
     content = files.read(path)
     if not content.startswith(_PICKLE):
@@ -77,8 +79,8 @@ def load(
     try:
         restore = _prepared_from_pickle(updater, params, trusted, content)
     except Exception as error:  # of pickle, or of a class in the file
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is no file of gluon.Trainer.save_states: {reason}") from error
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} cannot be loaded: {reason}") from error
     restore(keep_schedule)
 
 
@@ -86,14 +88,12 @@ def _prepared_from_pickle(
     updater: Updater, params: NamedParams, trusted: bool, content: bytes
 ) -> Callable[[bool], None]:
     """Load states and optimizer from a pickle, which can run any code; see :func:`_prepared`."""
-    if not trusted:
-        raise ValueError(
-            "it has a pickle, of gluon.Trainer or of an optimizer of your own; reading it can run "
-            "any code that is in it. If you trust the file, pass trusted=True"
-        )
-    states, saved = pickle.loads(content)  # noqa: S301
-    counts = dict(private_fields.update_counts(saved))
-    return _prepared(updater, params, type(saved).__name__, vars(saved), counts, states)
+    if trusted:
+        states, optimizer = pickle.loads(content)  # noqa: S301
+        kind, saved = type(optimizer).__name__, vars(optimizer)
+    else:
+        kind, saved, states = stock_states.read(content)
+    return _prepared(updater, params, kind, saved, dict(saved["_index_update_count"]), states)
 
 
 def describe(updater: Updater, params: NamedParams, encoder: Encoder) -> dict[str, Any]:

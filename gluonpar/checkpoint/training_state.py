@@ -24,7 +24,7 @@ from mxnet import gluon
 from gluonpar import cluster
 from gluonpar.checkpoint import files, npz_file, optimizer_states
 from gluonpar.install import __version__
-from gluonpar.runtime import memory, private_fields
+from gluonpar.runtime import memory, private_fields, set_values
 
 FORMAT = 1
 _SAVES = "save_checkpoint, which all ranks must call"
@@ -124,6 +124,7 @@ def load_checkpoint(
         rng.set_state(generator)
     if isinstance(params, gluon.Block):
         # As Parameter.set_data does: a Trainer's kvstore or states may have copies of weights.
+        set_values.note(params.collect_params().values())
         for owner in {*map(private_fields.trainer, params.collect_params().values())} - {None}:
             private_fields.forget_kvstore_values(owner)
     for name, (copies, _) in named.items():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -23,11 +23,9 @@ from mxnet import gluon
 
 from gluonpar import cluster
 from gluonpar.collectives import Exchange, in_buckets
-from gluonpar.runtime import private_fields
+from gluonpar.runtime import private_fields, set_values
 
 _numbers = itertools.count(1)
-# Parameters whose values were set, by set_data or load_parameters, since their Trainer's last step.
-_were_set: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 # Parameters whose initial values are rank 0's.
 _alike: weakref.WeakSet[gluon.Parameter] = weakref.WeakSet()
 
@@ -49,21 +47,21 @@ class Identity:
         more = f" and {len(params) - 3} more" if len(params) > 3 else ""
         self.name = f"Trainer {next(_numbers)} ({', '.join(names[:3])}{more})"
         self._has_compared = False
-        are_alike(params)
+        self._num_set = {name: set_values.count(param) for param, name in self._params()}
 
     def check(self, **options: Any) -> None:
-        """Raise ValueError on all ranks if Trainers differ; waits for all ranks."""
-        if self.name:
+        """Raise ValueError on all ranks if Trainers differ; the first call waits for all ranks."""
+        if self.name and not self._has_compared:
+            self._has_compared = True
             cluster.check_equal({**self._update(), **options, **self._shapes()})
 
     def facts(self, **facts: Any) -> dict[str, Any]:
         """Return these facts, and all others that ranks compare in a step before the sum."""
         if not self.name:
             return {}
-        if not self._has_compared:
-            self._has_compared, facts = True, {**self._shapes(), **facts}
-        were_set = [name for param, name in self._params() if param in _were_set]
-        are_alike(param for param, _ in self._params())
+        num_set = {name: set_values.count(param) for param, name in self._params()}
+        were_set = [name for name, number in num_set.items() if number != self._num_set[name]]
+        self._num_set = num_set
         since = "values set by set_data or load_parameters since the last step"
         return {**self._update(), **facts, since: were_set}
 
@@ -117,19 +115,6 @@ def _subclasses(kind: type[Any]) -> Iterator[type]:
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)
-
-
-def are_alike(params: Iterable[gluon.Parameter]) -> None:
-    """Note that the values of ``params`` are the same on all ranks, or about to be compared."""
-    _were_set.difference_update(params)
-
-
-@private_fields.around(private_fields.SETS_VALUES)
-def _set_data(set_data: Callable, param: gluon.Parameter, data: mx.nd.NDArray) -> None:
-    """Note that a program has set the values of a parameter that had some."""
-    if private_fields.values(param) is not None:
-        _were_set.add(param)
-    set_data(param, data)
 
 
 def start_alike(params: Sequence[gluon.Parameter]) -> None:

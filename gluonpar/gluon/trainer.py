@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import types
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, gradients, metrics, optim, replicas
+from gluonpar import cluster, gradients, metrics, optim
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import Exchange, in_buckets
+from gluonpar.collectives import Exchange
 from gluonpar.gluon import clipping, consistency, update
-from gluonpar.gluon.update import Layout, ShardedUpdate
+from gluonpar.gluon.kvstore import GluonPar, is_ours
+from gluonpar.gluon.sharded_step import Step, are_finite
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import heap, interrupts, memory, private_fields
+from gluonpar.runtime import memory, private_fields
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
     *(None, "local", "device", "nccl", "gluonpar"),
-    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu", "dist_sync_gluonpar"),
+    *("local_allreduce_cpu", "local_allreduce_device", "local_update_cpu"),
 )
 
 
@@ -87,27 +90,30 @@ class Trainer(gluon.Trainer):
         algorithm: str | None = None,
         compression: str | None = None,
         skip_nonfinite: bool = False,
+        bucket_bytes: int | None = None,
     ) -> None:
         _check_stock_arguments(kvstore, compression_params, update_on_kvstore)
+        self._store = kvstore if isinstance(kvstore, GluonPar) else GluonPar()
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
+        if bucket_bytes is not None and not (isinstance(bucket_bytes, int) and bucket_bytes > 0):
+            raise ValueError(f"bucket_bytes must be a positive int or None, got {bucket_bytes!r}")
         update.check(params)
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._scope, self._in_order = cluster.scope(), update.listed(params)
         self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
-        self._layout: Layout | None = None
-        self._inside_no_sync = self._broadcast = self._has_summed = False
-        self._updaters = [update.Updater(self._optimizer)]
-        [self._updater] = self._updaters
+        self._step: Step | None = None  # made in the first one
+        self._inside_no_sync, self._bucket_bytes = False, bucket_bytes
+        self._updater = update.Updater(self._optimizer)
         self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
-        self._exchange = Exchange(self._contexts, **self._options)
-        update.check_draws_nothing(self._optimizer, self._exchange.num_processes)
+        Exchange(self._contexts, **self._options)
+        update.check_draws_nothing(self._optimizer, cluster.size())
         self._identity = consistency.Identity(self, self._in_order)
         self._grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
-            self._laid_out()  # before the first forward, so that ranks that differ are refused
+            self._compare()  # before the first forward, so that ranks that differ are refused
         consistency.start_alike(self._in_order)
 
     @_not_recorded
@@ -118,21 +124,23 @@ class Trainer(gluon.Trainer):
         Raises UserWarning for a stale gradient (see above), and ValueError for a batch size that is
         not positive and finite, and inside :meth:`no_sync`.
         """
-        facts = self._rescale(batch_size)
-        names = "_allreduce_grads", "_update"  # which a subclass may override
-        if any(getattr(type(self), name) is not getattr(Trainer, name) for name in names):
-            self._laid_out()
+        work = self._begun()
+        facts = self._rescale(optim.check_batch_size(batch_size))
+        halves = (self._allreduce_grads, Trainer._allreduce_grads), (self._update, Trainer._update)
+        if any(getattr(own, "__func__", None) is not ours for own, ours in halves):
             cluster.check_equal_async(facts, self._identity.name)
             self._allreduce_grads()
             self._update(ignore_stale_grad)
             return
-        buckets = self._fresh_buckets(ignore_stale_grad, facts=facts)
-        amp = hasattr(self, "_amp_loss_scaler")  # it inspects all sums before the update
-        sums_are_read = amp or self._skip_nonfinite
-        fused = not sums_are_read and self._sharded_update.may_fuse(buckets)
-        sums_here = fused and self._exchange.num_processes == 1
-        self._sum([b for b in buckets if b.root is None or not sums_here], on_all=amp)
-        self._apply(buckets, fused)
+        buckets = work.parts(ignore_stale_grad, facts)
+        if hasattr(self, "_amp_loss_scaler"):  # it inspects all devices' sums before the update
+            work.sum_on_all(buckets)
+            self._update_unless_overflown(work, buckets)
+        elif self._skip_nonfinite:
+            work.sum_on_roots(buckets)
+            self._update_unless_overflown(work, buckets)
+        else:
+            work.sum_and_update(buckets)
 
     @_not_recorded
     def allreduce_grads(self) -> None:
@@ -146,31 +154,30 @@ class Trainer(gluon.Trainer):
     def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update by the gradients that :meth:`allreduce_grads` summed; raises as :meth:`step`.
 
+        After an overflow ``batch_size`` may be NaN or infinite, for an optimizer that then leaves
+        the update out.
+
         All devices' parameters are updated by the first device's gradients, so it is enough to clip
         or scale those. Raises ValueError, too, if backward has written a gradient since the sum,
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
-        cluster.check_equal_async(self._rescale(batch_size), self._identity.name)
-        self._check_outside_no_sync()
+        self._begun()
+        facts = self._rescale(optim.check_batch_size(batch_size, may_overflow=True))
+        cluster.check_equal_async(facts, self._identity.name)
         gradients.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
     def _allreduce_grads(self) -> None:
         """The method that programs override or call in ``gluon.Trainer``."""
-        self._sum(self._fresh_buckets(ignore_stale_grad=True), on_all=True)
+        work = self._begun()
+        work.sum_on_all(work.parts(ignore_stale_grad=True))
 
     @_not_recorded
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
-        buckets = self._fresh_buckets(ignore_stale_grad, summed=True)
-        self._mark_summed(buckets, on_all=True)  # the program may have summed
-        for bucket in buckets:
-            if bucket.root is None:  # every device updates by its own
-                for first, *copies in bucket.grads.lists:
-                    for copy in copies:
-                        first.copyto(copy)
-        self._apply([b if b.root is None else b._replace(root=0) for b in buckets])
+        work = self._begun()
+        self._update_unless_overflown(work, work.sums(ignore_stale_grad))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -180,15 +187,16 @@ class Trainer(gluon.Trainer):
         like. Then call :meth:`step` with the number of samples of all micro-batches. Compare
         ``no_sync`` of PyTorch's DistributedDataParallel.
         """
-        with self._scope():
-            layout = self._laid_out()
-        if "row_sparse" in map(private_fields.grad_stype, layout.params):
+        for param in self._params:
+            param.list_data()  # raises, naming the parameter, if it is not initialised
+        trained = [param for param in self._params if param.grad_req != "null"]
+        if "row_sparse" in map(private_fields.grad_stype, trained):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
         before = self._inside_no_sync
         if not any(grads.accumulates for grads in self._grads):
             gradients.mark_used(self._grads)
-            adding = [param for param in layout.params if param.grad_req == "add"]
-            memory.zero([grad for param in adding for grad in private_fields.grads(param)])
+            adding = [param for param in trained if param.grad_req == "add"]
+            memory.zero([grad for param in adding for grad in param.list_grad()])
             for grads in self._grads:
                 grads.accumulates = True
         self._inside_no_sync = True
@@ -211,8 +219,8 @@ class Trainer(gluon.Trainer):
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         if not gradients.are_sums(self._grads):
             self._allreduce_grads()
-        layout = self._laid_out()
-        new = [param for param, grads in layout.trained if any(grads.counting())]
+        of_params = zip(self._params, self._grads)
+        new = [param for param, grads in of_params if any(grads.counting())]
         norms = []
         for k, c in enumerate(self._contexts):
             with mx.Context(c):  # the norm's, if there is no gradient
@@ -253,9 +261,10 @@ class Trainer(gluon.Trainer):
         UserWarning; with ``keep_schedule`` the Trainer's own goes on, or its learning rate if it
         has none. Parameters are told apart by name, or by their order if the names are others.
 
-        Files of ``gluon.Trainer``, and an optimizer that was pickled, can run any code, and are
-        read only if ``trusted``. Raises ValueError, with nothing changed, if the file is for
-        another optimizer or other parameters, or is missing or damaged.
+        Files that MXNet's Trainer wrote are read, too. An optimizer or schedule that is not MXNet's
+        and was pickled can run any code, and is read only if ``trusted``.
+        Raises ValueError, with nothing changed, if the file is for another optimizer or other
+        parameters, or is missing or damaged.
         """
         optimizer_states.load(fname, self._updater, self._named_params(), trusted, keep_schedule)
 
@@ -265,87 +274,79 @@ class Trainer(gluon.Trainer):
         return [(param.name, index[param], param) for param in self._in_order]
 
     def _reset_kvstore(self) -> None:
-        """Called by ``Parameter.set_data``: the optimizer's states may have copies of weights."""
-        super()._reset_kvstore()
-        self._kv_initialized = self._update_on_kvstore = True  # the conditions for that call
+        """Give a program that sums by ``self._kvstore``, as MXNet's Trainer, what it looks up."""
+        self._kvstore, self._kv_initialized = self._store, True
         self._params_to_init: list = []
-        if hasattr(self, "_sharded_update"):
-            self._sharded_update.weights_were_set()
+        self._update_on_kvstore = self._distributed = False
+
+    _init_kvstore = _reset_kvstore
 
     def _rescale(self, batch_size: Any) -> dict[str, Any]:
         """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
-        batch_size = optim.check_batch_size(batch_size)
         self._check_and_rescale_grad(self._scale / batch_size)
-        if self._identity.name and self._layout is None:  # a rank without samples, maybe
-            for param in self._params:
-                param.list_data()  # raises if it is not initialised
         return self._identity.facts(batch_size=batch_size)
 
-    def _laid_out(self) -> Layout:
-        """The parameters in buckets, made the first time and after they have changed in kind."""
-        if self._layout is not None and self._layout.is_current():
-            return self._layout
+    def _compare(self) -> None:
+        self._identity.check(**self._options, bucket_bytes=self._bucket_bytes)
+
+    def _begun(self) -> Step:
+        """Return the steps, made anew after parameters have changed in kind.
+
+        Before the first one all devices get the first device's parameters and running statistics,
+        unless training is resumed, as in ``gluon.Trainer``.
+        """
+        if self._inside_no_sync:
+            raise ValueError("step() was called inside no_sync(); leave it first")
+        if self._step is not None and self._step.is_current():
+            return self._step
         update.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
-        if self._layout is None:
-            self._identity.check(**self._options)
         self._contexts = self._check_contexts()
-        self._exchange = Exchange(self._contexts, **self._options)
-        self._sharded_update = ShardedUpdate(self._updater, self._exchange)
-        how = self._exchange, update.needs_one_root(self._optimizer), self._identity.name
-        self._layout = Layout(self._params, self._in_order, *how)
-        return self._layout
+        others = range(1, len(self._contexts))
+        self._updaters = [self._updater, *(update.Follower(self._params, k) for k in others)]
+        exchange = Exchange(self._contexts, **self._options)
+        how = self._updater, exchange, self._bucket_bytes, self._identity.name
+        is_first, self._step = self._step is None, Step(self._params, self._in_order, *how)
+        if is_first:
+            self._compare()
+            if self._optimizer.num_update == self._optimizer.begin_num_update:
+                self._step.begin()
+        return self._step
 
-    def _check_outside_no_sync(self) -> None:
-        if self._inside_no_sync:
-            raise ValueError("step() was called inside no_sync(); leave it first")
-
-    def _fresh_buckets(
-        self, ignore_stale_grad: bool, summed: bool = False, facts: dict[str, Any] | None = None
-    ) -> list[ParamBucket]:
-        """Return :meth:`Layout.buckets`; before the first step, start all devices alike."""
-        self._check_outside_no_sync()
-        layout = self._laid_out()
-        if not self._broadcast:  # as gluon.Trainer: running statistics, too
-            self._broadcast = True
-            if self._optimizer.num_update == self._optimizer.begin_num_update:  # not after resuming
-                first = in_buckets([param.list_data() for param in self._params])
-                self._exchange.inside.broadcast(first)
-        buckets = layout.buckets(ignore_stale_grad, summed, not self._has_summed, facts)
-        heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
-        return buckets
-
-    def _sum(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
-        """Sum the gradients on each bucket's root, or on all devices."""
-        with interrupts.held():
-            self._has_summed = True
-            exchange = self._exchange.allreduce if on_all else self._exchange.reduce
-            exchange(replicas.zero_stale(buckets))
-            self._mark_summed(buckets, on_all)
-
-    def _mark_summed(self, buckets: Sequence[ParamBucket], on_all: bool) -> None:
-        """Note that gradients are sums; passes that add, add to one device's."""
-        for bucket in buckets:
-            summed = [self._grads[copies.index] for copies in bucket.copies]
-            gradients.mark_summed(summed, 0 if on_all else bucket.root or 0)
-
-    def _apply(self, buckets: Sequence[ParamBucket], fused: bool = False) -> None:
+    def _update_unless_overflown(self, work: Step, buckets: Sequence[ParamBucket]) -> None:
+        """Update by sums, unless they have an overflow that is to be skipped."""
         scaler = getattr(self, "_amp_loss_scaler", None)
         skip = scaler is not None and scaler.has_overflow(self._params)
-        if self._skip_nonfinite and not _are_finite(buckets):
+        if self._skip_nonfinite and not are_finite(buckets):
             skip, self.num_skipped = True, self.num_skipped + 1
-        with interrupts.held():
-            if not skip:
-                self._sharded_update.apply(buckets, fused)
-            gradients.mark_used(self._grads)
-            self._has_summed = False
+        if skip:
+            work.use()
+        else:
+            work.update(buckets)
+
+
+@private_fields.around(private_fields.MAKES_TRAINER)
+def _make(make: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+    """Make a ``gluon.Trainer`` that is given gluonpar's kvstore a :class:`Trainer`.
+
+    An object of a subclass gets a class of both, in which the subclass's methods come first.
+    """
+    given = inspect.signature(gluon.Trainer).bind(*args, **kwargs).arguments
+    if isinstance(trainer, Trainer) or not is_ours(given.get("kvstore")):
+        make(trainer, *args, **kwargs)
+        return
+    of = type(trainer)
+    both = of is not gluon.Trainer
+    trainer.__class__ = types.new_class(of.__name__, (of, Trainer)) if both else Trainer
+    Trainer.__init__(trainer, *args, **kwargs)
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
     """Check the arguments of ``gluon.Trainer`` that gluonpar's has no use for."""
+    kind = "gluonpar" if is_ours(kvstore) else getattr(kvstore, "type", kvstore)
     for name, given, allowed in (
-        ("kvstore", getattr(kvstore, "type", kvstore), _KVSTORES),
+        ("kvstore", kind, _KVSTORES),
         ("compression_params", compression_params, (None, {})),
         ("update_on_kvstore", update_on_kvstore, (None, False)),
     ):
@@ -355,13 +356,3 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
                 "updates on the devices, has compression='fp16', and trains in several processes "
                 "if mpirun starts them (docs/cluster.md); for others use gluon.Trainer"
             )
-
-
-def _are_finite(buckets: Sequence[ParamBucket]) -> bool:
-    """Wait for the sums of all gradients, and return whether all their elements are finite."""
-    each_finite = []
-    for bucket in buckets:
-        sums = [each.grads[bucket.root or 0] for each in bucket.copies]
-        sums = [total.data if total.stype == "row_sparse" else total for total in sums]
-        each_finite.append(metrics.all_finite(sums))
-    return all(bool(finite.asscalar()) for finite in each_finite)

@@ -12,7 +12,9 @@ from gluonpar.gradients.sums import (
     mark_summed,
     mark_used,
     summands,
+    summed,
 )
 
 __all__ = ["Gradients", "adopt", "are_sums", "check_summed", "discard", "follow_copies"]
-__all__ += ["mark_exchanged", "mark_summed", "mark_used", "of", "of_grads", "summands", "track"]
+__all__ += ["mark_exchanged", "mark_summed", "mark_used", "of", "of_grads", "summands", "summed"]
+__all__ += ["track"]

@@ -33,7 +33,7 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
             if record.adds():
                 added.append((record, i))
             else:
-                record.sum_on = None
+                record.sums = None
                 written.append(each)
         if written:
             batch, new = law.write(written, thread)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -54,6 +54,13 @@ def _forget(record: Any, _: Any) -> None:
         record().forget()
 
 
+class Sums(NamedTuple):
+    """What gradients are that have been summed over devices."""
+
+    added: Sequence[int]  # the devices whose sums the next sum adds
+    by_program: bool = False
+
+
 class Gradients(Owner, law.Tracked):
     """The gradients of one parameter: ``grads[i]`` that of ``values[i]``, which is on device i.
 
@@ -70,7 +77,7 @@ class Gradients(Owner, law.Tracked):
         law.Tracked.__init__(self, [(c.device_typeid, c.device_id) for c in contexts])
         self.values, self.grads = values, grads
         self.beside: set[law.Batch] = set()  # batches of passes that have added to these gradients
-        self.sum_on: Any = None  # if they are sums: the devices whose sums the next sum adds
+        self.sums: Sums | None = None  # None while they are parts
         self.age = Age(len(values))
         self.own(values, handles)
         self._written = [*map(memory.grad_pointer, values)]

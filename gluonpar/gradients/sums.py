@@ -13,6 +13,7 @@ not by parts.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
@@ -22,16 +23,17 @@ from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import operations
 from gluonpar.gradients import ages, records
-from gluonpar.gradients.records import Gradients
+from gluonpar.gradients.records import Gradients, Sums
 from gluonpar.runtime import memory, tape
 
 
 def prepare_to_add(grads: Gradients, i: int) -> mx.nd.NDArray | None:
     """Before a pass that adds on device ``i``, return a copy of what it will overwrite."""
     with autograd.pause():
-        if grads.sum_on is not None:
-            memory.zero([grad for j, grad in enumerate(grads.grads) if j not in grads.sum_on])
-            grads.sum_on = None
+        if grads.sums is not None:
+            others = [grad for j, grad in enumerate(grads.grads) if j not in grads.sums.added]
+            memory.zero(others)
+            grads.sums = None
         overwrites = not grads.adds_always and grads.counting()[i]
         grads.note_added(i)
         return grads.grads[i].copy() if overwrites else None
@@ -44,21 +46,25 @@ def mark_used(of_params: Iterable[Gradients]) -> None:
             if any(grads.counting()):
                 _use(grads)
             memory.set_grad_flags(grads.values, False)
-            grads.accumulates, grads.sum_on = False, grads.sum_on if grads.adds_always else None
+            grads.accumulates, grads.sums = False, grads.sums if grads.adds_always else None
 
 
-def mark_summed(of_params: Iterable[Gradients], root: int = 0) -> None:
+def mark_summed(
+    of_params: Iterable[Gradients], root: int = 0, on_some_rank: Iterable[bool] | None = None
+) -> None:
     """Note that the gradients on all devices, or on device ``root`` only, are sums, and count.
 
-    Only rank 0's on ``root`` are added in the next sum, or added to by passes.
+    Only rank 0's on ``root`` are added in the next sum, or added to by passes. Of parameters that
+    no rank has a gradient of, by ``on_some_rank`` (None: there are none), nothing counts.
     """
-    devices = [root] if world.rank() == 0 else []
+    sums, none = Sums([root] if world.rank() == 0 else []), Sums([])
     with tape.lock:
-        for grads in of_params:
+        for grads, counts in zip(of_params, on_some_rank or itertools.repeat(True)):
             _use(grads)
-            memory.set_grad_flags(grads.values, True)
+            memory.set_grad_flags(grads.values, counts)
             grads.reset()
-            grads.sum_on = devices
+            if counts or not grads.adds_always:
+                grads.sums = sums if counts else none
             grads.age.begin_before_last_sum()
 
 
@@ -78,7 +84,7 @@ def _use(grads: Gradients) -> None:
 def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
     """Note that a program has summed gradients over all devices: the next sum adds each again."""
     for grads in filter(None, map(records.of_grads, lists)):
-        grads.sum_on = range(len(grads.values))
+        grads.sums = Sums(range(len(grads.values)), by_program=True)
 
 
 operations.after_sums.append(_note_sums)
@@ -86,7 +92,7 @@ operations.after_sums.append(_note_sums)
 
 def are_sums(of_params: Sequence[Gradients]) -> bool:
     """Return whether some of these gradients are sums, and all that count."""
-    parts = [grads for grads in of_params if grads.sum_on is None]
+    parts = [grads for grads in of_params if grads.sums is None]
     return len(parts) < len(of_params) and not any(any(grads.counting()) for grads in parts)
 
 
@@ -94,7 +100,7 @@ def check_summed(params: Iterable[gluon.Parameter]) -> None:
     """Raise ValueError if gradients of ``params`` have been written since they were summed."""
     for param in filter(records.tracked.__contains__, params):
         grads = records.tracked[param]
-        is_sum = len(grads.values) * cluster.size() == 1 or grads.sum_on is not None
+        is_sum = len(grads.values) * cluster.size() == 1 or grads.sums is not None
         if not is_sum and any(grads.counting()):
             raise ValueError(
                 f"backward has written the gradient of {param.name} since the last sum over "
@@ -123,8 +129,27 @@ def summands(
         on_some_rank, is_old = ages.of_ranks(of_this, of, facts)
     added = []
     for grads, counts, old in zip(of_params, new, is_old):
-        on = range(len(counts)) if grads.sum_on is None else grads.sum_on
+        on = range(len(counts)) if grads.sums is None else grads.sums.added
         # With 'add' a gradient holds all that there has been, also of a rank without samples.
         counts = [grads.adds_always or (is_new and not old) for is_new in counts]
         added.append([is_added and i in on for i, is_added in enumerate(counts)])
     return added, on_some_rank
+
+
+def summed(
+    of_params: Sequence[Gradients], num_processes: int, may_be_stale: bool
+) -> tuple[list[list[bool]], list[bool]]:
+    """Return as :func:`summands` which gradients, which are sums already, count.
+
+    Sums that gluonpar has not made exist on ranks without samples, too, where nothing tells. If
+    parameters ``may_be_stale``, ranks compare, and this waits.
+    """
+    counting = [grads.counting() for grads in of_params]
+    on_some_rank = [*map(any, counting)]
+    of_gluonpar = [grads.sums for grads in of_params if grads.sums and not grads.sums.by_program]
+    if num_processes > 1 and not of_gluonpar:
+        if may_be_stale:
+            on_some_rank = (cluster.total(on_some_rank) > 0).tolist()
+        else:
+            on_some_rank = [True] * len(counting)
+    return counting, on_some_rank

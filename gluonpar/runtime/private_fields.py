@@ -6,8 +6,7 @@ MXNet 1.9.1 is the last release, so they stay. Lists and dicts are the objects' 
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from operator import attrgetter, methodcaller, or_
+from operator import attrgetter, methodcaller
 from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
@@ -27,13 +26,10 @@ children, params_by_place = attrgetter("_children"), methodcaller("_collect_para
 
 # Of a gluon.Trainer:
 params = attrgetter("_params")  # a list; the optimizer's indices are its indices
-contexts = attrgetter("_contexts")
 optimizer = attrgetter("_optimizer")
-kvstore = attrgetter("_kvstore")  # None until the first step, and if there is none; a Module's, too
-kvstore_params = attrgetter("_kvstore_params")  # the Trainer's arguments for the kvstore
 
-# Of a Module: what updates its parameters, None before init_optimizer, and its contexts.
-updater, module_contexts = attrgetter("_updater"), attrgetter("_context")
+# Of a Module: its kvstore, its contexts, and what updates its parameters, None at first.
+kvstore, module_contexts, updater = map(attrgetter, ("_kvstore", "_context", "_updater"))
 
 # Of an mx.optimizer.Optimizer:
 update_counts = attrgetter("_index_update_count")  # by the parameter's index
@@ -45,14 +41,8 @@ SETS_VALUES = "set_data", [gluon.Parameter]  # sets other values; load_parameter
 ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]
 CASTS = "cast", [gluon.Parameter]  # makes other arrays
 MAKES_TRAINER = "__init__", [gluon.Trainer]
-FILLS_TRAINERS_KVSTORE = "_init_params", [gluon.Trainer]  # with the first values
-SUMS_GRADIENTS = "_allreduce_grads", [gluon.Trainer]
-UPDATES_BY_SUMS = "update", [gluon.Trainer]
-UPDATES_DEVICES = "_update", [gluon.Trainer]
 PREPARES_MODULE = "init_optimizer", [mx.mod.Module]  # makes its kvstore and optimizer
-UPDATES_MODULE = "update", [mx.mod.Module]
 CREATES_KVSTORE = "_create_kvstore", [mx.model]  # of a FeedForward
-UPDATES = "__call__", [mx.optimizer.Updater]  # updates weights of one device
 MAKES_GRAPH = "__init__", [mx.nd.CachedOp]  # of a hybridized block: (graph, symbol, flags)
 STEPS_ESTIMATOR = "batch_end", [estimator.GradientUpdateHandler]  # by the number of losses
 BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]
@@ -91,14 +81,6 @@ def forget_kvstore_values(trainer: gluon.Trainer) -> None:
     """Have a Trainer give its kvstore the present weights, if it updates by the kvstore."""
     if trainer._kv_initialized and trainer._update_on_kvstore:
         trainer._reset_kvstore()
-
-
-def level_update_counts(optimizer: mx.optimizer.Optimizer, ctx: Iterable[mx.Context]) -> None:
-    """Give these devices each parameter's largest count of any device, as after loading states."""
-    by_device = optimizer._all_index_update_counts
-    # The union of two Counters has the larger counts.
-    largest: Counter = functools.reduce(or_, map(Counter, by_device.values()))
-    by_device.update({c.device_id: dict(largest) for c in ctx})
 
 
 def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:

@@ -383,7 +383,7 @@ def small(tmp_path):
 
 OTHER_FILES = {
     "a pickle": pickle.dumps({"states": Bomb()}),
-    "states of gluon.Trainer": pickle.dumps(({}, mx.optimizer.SGD())),
+    "states of gluon.Trainer with another": pickle.dumps(({0: Bomb()}, mx.optimizer.SGD())),
 }
 
 

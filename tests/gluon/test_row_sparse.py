@@ -147,7 +147,7 @@ def test_two_devices_train_with_the_bits_of_gluon_trainer(name, hybridize):
     for one, which ``gluon.Trainer`` uses for all neighbours of a sparse parameter.
     """
     ctx, results = contexts(2), {}
-    for make in (stock, Trainer, runs.by_kvstore):
+    for make in (stock, Trainer):
         net = bag(ctx, hybridize)
         start = net.embed.weight.data(ctx[0]).asnumpy()
         runs.train(net, make(net.collect_params(), optimizer(name)), batches(), ctx)
@@ -192,16 +192,15 @@ class Slowing(mx.optimizer.Optimizer):
         weight[:] -= rate * self.rescale_grad * grad.tostype("default")
 
 
-@pytest.mark.parametrize("kind", [Trainer, runs.by_kvstore])
 @pytest.mark.parametrize(
     "optimizer",
     [SGD, Adam, Nadam, functools.partial(LARS, momentum=0.9), Slowing],
     ids=["sgd", "adam", "nadam", "lars", "own"],
 )
-def test_all_devices_have_the_rates_of_one(optimizer, kind):
+def test_all_devices_have_the_rates_of_one(optimizer):
     """Also a parameter that was left out of some steps, whose rate may be of the step before."""
     results = {}
-    for make, k in ((stock, 1), (kind, 3)):
+    for make, k in ((stock, 1), (Trainer, 3)):
         ctx = contexts(k)
         net = bag(ctx)
         schedule = mx.lr_scheduler.FactorScheduler(1, 0.5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from any_program import OneHead
 from contexts import contexts
-from gluon_runs import STATIC, by_kvstore
+from gluon_runs import STATIC
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -56,9 +56,9 @@ def check(trainer, batches, k, **options):
 
 
 @pytest.mark.parametrize("batches", [SHARED, APART_FIRST])
-@pytest.mark.parametrize("trainer, k", [(by_kvstore, 1), (by_kvstore, 2), (gluonpar.Trainer, 3)])
-def test_two_blocks_that_share_a_layer(trainer, k, batches):
-    check(trainer, batches, k)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_two_blocks_that_share_a_layer(k, batches):
+    check(gluonpar.Trainer, batches, k)
 
 
 @pytest.mark.parametrize("batches", [SHARED, APART_FIRST, CALLED_TWICE])
@@ -66,6 +66,6 @@ def test_micro_batches(batches):
     check(gluonpar.Trainer, batches, 2, micro_batches=2)
 
 
-@pytest.mark.parametrize("trainer, k", [(by_kvstore, 2), (gluonpar.Trainer, 1)])
-def test_one_block_that_is_called_twice_in_some_batches(trainer, k):
-    check(trainer, CALLED_TWICE, k)
+@pytest.mark.parametrize("k", [1, 2])
+def test_one_block_that_is_called_twice_in_some_batches(k):
+    check(gluonpar.Trainer, CALLED_TWICE, k)

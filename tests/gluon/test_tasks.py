@@ -242,21 +242,11 @@ def on_three(layer=lambda: nn.Dense(1, in_units=2), ctx=TWICE):
     return net
 
 
-def by_stock_trainer():
-    net = on_three()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="gluonpar")
-    with autograd.record():
-        losses = [net(mx.nd.ones((1, 2), ctx=c)) for c in TWICE]
-    autograd.backward(losses)
-    trainer.step(3, ignore_stale_grad=True)
-
-
 REPLICATED = {
     "Trainer": lambda: Trainer(on_three().collect_params(), "sgd"),
     "Trainer, shapes unknown": lambda: Trainer(
         on_three(lambda: nn.Dense(1)).collect_params(), "sgd"
     ),
-    "kvstore": by_stock_trainer,
     "run_tasks": lambda: run_tasks(len, [(1,), (), ()], TWICE),
     "Towers": lambda: Towers(lambda batch, net: net(batch), on_three(), TWICE),
     "SyncBatchNorm": lambda: on_three(lambda: SyncBatchNorm(2))(mx.nd.ones((3, 2), ctx=device(1))),

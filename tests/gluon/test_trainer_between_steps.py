@@ -82,9 +82,10 @@ def test_a_batch_size_that_is_no_number_of_samples_changes_nothing(number):
     trainer = Trainer(params, "sgd")
     give_grads(params, [[2.0, 6.0]])
     before = runs.bits(params)
-    for call in (trainer.step, trainer.update):
-        with pytest.raises(ValueError, match="batch_size"):
-            call(number)
+    with pytest.raises(ValueError, match="batch_size"):
+        trainer.step(number)
+    with pytest.raises(ValueError, match="batch_size|allreduce_grads"):
+        trainer.update(number)  # it takes what is left of an overflow
     with pytest.raises(ValueError, match="batch_size"):
         gluonpar.sgd([param.list_data()[0] for param in params], 0.1, number)
     assert runs.bits(params) == before

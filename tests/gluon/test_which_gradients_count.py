@@ -30,8 +30,8 @@ MORE_WAYS = (("three passes", "run_tasks", 1), ("a head first", "a thread each",
 @pytest.mark.parametrize(
     "kvstore, k, ways",
     [
-        *((kvstore, k, WAYS + MORE_WAYS) for kvstore in (None, "gluonpar") for k in (2, 3)),
-        *((kvstore, 3, WAYS[::2]) for kvstore in ("ring", "own loop")),
+        *((kvstore, k, WAYS + MORE_WAYS) for kvstore in (None, "own loop") for k in (2, 3)),
+        ("ring", 3, WAYS[::2]),
     ],
 )
 @pytest.mark.parametrize("name", any_program.NAMED)
@@ -52,13 +52,13 @@ def test_what_mxnets_trainer_trains_has_the_bits_and_flags_of_a_process_without_
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("kvstore, k", [(None, 2), (None, 3), ("gluonpar", 2), ("own loop", 3)])
+@pytest.mark.parametrize("kvstore, k", [(None, 2), (None, 3), ("own loop", 2), ("own loop", 3)])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_trains_as_one_device_does(program, kvstore, k, how):
     check(program, k, kvstore, how)
 
 
-@pytest.mark.parametrize("trainer", [None, "gluonpar"])
+@pytest.mark.parametrize("trainer", [None, "own loop"])
 def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
     """Of another network; before, it took one of this network."""
 
@@ -80,7 +80,7 @@ def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
 
 
 @pytest.mark.parametrize("how", ["a pass each", "device by device", "run_tasks"])
-@pytest.mark.parametrize("trainer", [None, "gluonpar"])
+@pytest.mark.parametrize("trainer", [None, "own loop"])
 def test_two_threads_train_two_networks_at_the_same_time(trainer, how):
     """By graphs that take longer than starting the threads."""
 
@@ -199,8 +199,7 @@ def test_gradients_of_tasks_that_failed_do_not_count_in_the_first_sum_by_hand():
 
 
 @pytest.mark.parametrize("call", [run_tasks, towers])
-@pytest.mark.parametrize("make", [Trainer, runs.by_kvstore])
-def test_gradients_of_a_failed_call_count_in_no_later_step(make, call):
+def test_gradients_of_a_failed_call_count_in_no_later_step(call):
     """One device has computed gradients of a layer when another fails; the next batch leaves it."""
     nets, k, batches = [], 2, [mx.nd.random.normal(shape=(n, 3)) for n in (4, 5)]
     for ctx in contexts(1), contexts(k):
@@ -209,7 +208,7 @@ def test_gradients_of_a_failed_call_count_in_no_later_step(make, call):
         net.add(*parts)
         net.initialize(ctx=ctx)
         runs.fill(net, [mx.nd.ones(p.shape).asnumpy() for p in net.collect_params().values()])
-        trainer = (make if nets else runs.stock_trainer)(net.collect_params(), "sgd")
+        trainer = (Trainer if nets else runs.stock_trainer)(net.collect_params(), "sgd")
         nets.append(net)
 
         def forward_backward(x, last=ctx[-1], parts=parts):

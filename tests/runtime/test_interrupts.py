@@ -78,12 +78,11 @@ class Interrupted(mx.optimizer.Optimizer):
         weight[:] = weight - grad
 
 
-@pytest.mark.parametrize("options", [{}, {"kvstore": "gluonpar"}], ids=["Trainer", "kvstore"])
-def test_an_update_that_is_interrupted_is_complete_on_all_devices(options):
+def test_an_update_that_is_interrupted_is_complete_on_all_devices():
     params = gluon.ParameterDict()
     arrays = [params.get(f"p{i}", shape=(2,), init=mx.init.One()) for i in range(3)]
     params.initialize(ctx=CTX)
-    trainer = (gluon if options else gluonpar).Trainer(params, Interrupted(), **options)
+    trainer = gluonpar.Trainer(params, Interrupted())
     with mx.autograd.record():
         losses = [sum(p.data(c).sum() for p in arrays) for c in CTX]
     mx.autograd.backward(losses)
@@ -94,7 +93,7 @@ def test_an_update_that_is_interrupted_is_complete_on_all_devices(options):
         trainer.step(1)
 
 
-WORK = ["Allreduce", "Hops", "TrainBatch", "Trainer", "KVStore", "RunTasks", "Data"]
+WORK = ["Allreduce", "Hops", "TrainBatch", "Trainer", "RunTasks", "Data"]
 
 
 @pytest.mark.parametrize("work", WORK)

@@ -268,17 +268,16 @@ def trained(num_devices):
     found["bits"] = by_sync_batch_norm(num_devices, updates=False)
     options = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
     for deferred in (False, True):
-        for kind, more in ((gluonpar.Trainer, {}), (gluon.Trainer, {"kvstore": "gluonpar"})):
-            make = functools.partial(kind, optimizer="sgd", optimizer_params={**options}, **more)
-            found[f"{kind.__module__}, {deferred}"] = by_gluon(num_devices, make, deferred)
-            loads = {"num_workers": int(deferred), "thread_pool": True}
-            in_estimator = by_estimator(num_devices, make, **loads)
-            found[f"{kind.__module__}, Estimator, {deferred}"] = in_estimator
-            for optimizer in ("sgd", "adam"):  # adam with lazy updates, of the rows in a batch
-                how = ("adam", {"wd": 0.1}) if optimizer == "adam" else ("sgd", {**options})
-                make = functools.partial(kind, optimizer=how[0], optimizer_params=how[1], **more)
-                name = f"{kind.__module__}, {optimizer}, row_sparse"
-                found[name] = by_embedding(num_devices, make)
+        stock = functools.partial(gluon.Trainer, kvstore="gluonpar")
+        kind = stock if deferred else gluonpar.Trainer
+        make = functools.partial(kind, optimizer="sgd", optimizer_params={**options})
+        found[f"Trainer, {deferred}"] = by_gluon(num_devices, make, deferred)
+        loads = {"num_workers": int(deferred), "thread_pool": True}
+        found[f"Estimator, {deferred}"] = by_estimator(num_devices, make, **loads)
+        # adam with lazy updates, of the rows in a batch
+        optimizer, how = ("adam", {"wd": 0.1}) if deferred else ("sgd", {**options})
+        make = functools.partial(kind, optimizer=optimizer, optimizer_params=how)
+        found[f"{optimizer}, row_sparse"] = by_embedding(num_devices, make)
     return found
 
 
@@ -517,7 +516,7 @@ def local(folder):
 def networks_and_trainers():
     """A network of one weight for each kind of Trainer."""
     found = []
-    for make in (gluonpar.Trainer, any_program.StockWithKVStore):
+    for make in (gluonpar.Trainer, any_program.OwnLoop):
         net = gluon.nn.Dense(1, in_units=1, use_bias=False)
         net.initialize(mx.init.One(), ctx=contexts(1))
         found.append((net, make(net.collect_params(), "sgd", {"learning_rate": 1.0})))
@@ -743,7 +742,7 @@ def as_one(folder):
 
 def programs(number):
     """Programs in which all ranks have samples, and such in which some have none."""
-    for kvstore, optimizer in itertools.product((None, "gluonpar"), any_program.OPTIMIZERS):
+    for kvstore, optimizer in itertools.product((None, "own loop"), any_program.OPTIMIZERS):
         for least_samples in (1, cluster.size()):
             any_program.law(kvstore, optimizer, False, int(number), least_samples)()
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
@@ -757,7 +756,7 @@ def programs(number):
         # Summed by the program, with samples on rank 0 alone.
         (None, 3, False, [("train", (0, *other)), ("sum_by_hand", (0, 1, 2, "a loop", 4))]),
         # The second Trainer's first step, after a batch that it has not used.
-        ("gluonpar", 1, True, [("train", (0, *other)), ("train", (-1, 1, 0, "a loop", 4))]),
+        ("own loop", 1, True, [("train", (0, *other)), ("train", (-1, 1, 0, "a loop", 4))]),
         (None, 3, True, lost),
     ]:
         any_program.check(kvstore, "sgd", False, k, program, two)
@@ -765,7 +764,7 @@ def programs(number):
 
 def unlike_programs(number):
     """Programs in which one rank does something else."""
-    for kvstore, optimizer in itertools.product((None, "gluonpar"), any_program.OPTIMIZERS):
+    for kvstore, optimizer in itertools.product((None, "own loop"), any_program.OPTIMIZERS):
         any_program.law(kvstore, optimizer, False, int(number), cluster.size(), unlike=True)()
 
 
@@ -777,12 +776,12 @@ def batches_left_out(_):
         ("attack", "a loop", 0),
         ("two losses", "run_tasks", 1),
     )
-    for kvstore, k in itertools.product((None, "gluonpar"), (1, 2)):
+    for kvstore, k in itertools.product((None, "own loop"), (1, 2)):
         for name, way in itertools.product(any_program.NAMED, ways):
             any_program.check_named(name, kvstore, k, way)
         for program, how in itertools.product(batch_programs.PROGRAMS, batch_programs.HOWS):
             batch_programs.check(program, k, kvstore, how)
-    for make in (gluonpar.Trainer, any_program.StockWithKVStore):
+    for make in (gluonpar.Trainer, any_program.OwnLoop):
         [param] = params = runs.weights([[0.0]], 2)
         trainer = make(params, "sgd", {"learning_rate": 1.0})
         for refused, want in ((False, -1), (True, -1), (False, -2), (True, -2), (False, -3)):

@@ -16,7 +16,6 @@ WIDTHS = (6, 10, 8, 3)  # features, hidden, hidden, classes
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 STATIC = {"static_alloc": True, "static_shape": True}
 stock_trainer = functools.partial(gluon.Trainer, kvstore=None)  # the Trainer to be compared with
-by_kvstore = functools.partial(gluon.Trainer, kvstore="gluonpar")
 
 
 def batches(sizes=SIZES, seed=1, dtype="float32"):

@@ -86,11 +86,6 @@ class Trainer:
         self.trainer.step(8, ignore_stale_grad=True)
 
 
-class KVStore(Trainer):
-    def make(*arguments):
-        return gluon.Trainer(*arguments, kvstore="gluonpar")
-
-
 class RunTasks(Trainer):
     def norm():
         return gluonpar.SyncBatchNorm(timeout_seconds=600)
@@ -105,7 +100,7 @@ class Data:
         self.last[:] = gluonpar.split_and_load(self.images, self.ctx)
 
 
-WORK = {kind.__name__: kind for kind in (Allreduce, Hops, TrainBatch, Trainer, KVStore, RunTasks)}
+WORK = {kind.__name__: kind for kind in (Allreduce, Hops, TrainBatch, Trainer, RunTasks)}
 WORK["Data"] = Data
 
 

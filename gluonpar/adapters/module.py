@@ -1,0 +1,65 @@
+"""kvstore='gluonpar' for MXNet's Module: the store sums gradients, and MXNet updates each copy.
+
+MXNet calls the optimizer for each device in turn. Most of its optimizers then update all copies
+alike; the others, and those that are not MXNet's, are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import mxnet as mx
+from mxnet import lr_scheduler, optimizer
+
+from gluonpar import cluster
+from gluonpar.cluster import world
+from gluonpar.gluon import check_draws_nothing
+from gluonpar.gluon.kvstore import GluonPar, is_ours
+from gluonpar.runtime import devices, interrupts, private_fields
+
+# Optimizers that change numbers of their own, or draw some, in the update of each copy.
+_OF_ONE_COPY = (optimizer.LARS, optimizer.LBSGD, optimizer.Nadam, optimizer.SGLD)
+
+
+@private_fields.around(private_fields.PREPARES_MODULE)
+def _prepare(
+    prepare: Callable, module: Any, kvstore: Any = "local", *args: Any, **kwargs: Any
+) -> None:
+    """Start with rank 0's parameters, and refuse what would update the copies differently."""
+    if isinstance(kvstore, str) and is_ours(kvstore) and world.launched():
+        kvstore = GluonPar()  # by its name Module makes none for a single device
+    before = private_fields.updater(module)
+    prepare(module, kvstore, *args, **kwargs)
+    store, updater = private_fields.kvstore(module), private_fields.updater(module)
+    if not is_ours(store) or updater is before:
+        return
+    _check(updater.optimizer, private_fields.module_contexts(module))
+    if store.num_workers > 1:
+        module.set_params(*module.get_params())  # on the devices; init() has made them rank 0's
+    module.update = interrupts.held()(module.update)
+
+
+def _check(used: Any, ctx: list[mx.Context]) -> None:
+    """Raise ValueError unless MXNet updates the copies on ``ctx`` alike with this optimizer."""
+    devices.check_distinct(ctx)
+    check_draws_nothing(used, cluster.size())
+    schedule = used.lr_scheduler
+    for each, known, of_one in (
+        (used, optimizer.optimizer, _OF_ONE_COPY),
+        (schedule, lr_scheduler, ()),
+    ):
+        name = type(each).__name__
+        is_known = type(each) is getattr(known, name, None) and not isinstance(each, of_one)
+        if len(ctx) > 1 and each is not None and not is_known:
+            raise ValueError(
+                f"Module calls the optimizer for each device in turn, and {name} might update the "
+                f"copies on {ctx} differently; train the network with gluonpar.Trainer, which "
+                "updates once"
+            )
+
+
+@private_fields.around(private_fields.CREATES_KVSTORE)
+def _refuse(create: Callable, kvstore: Any, *args: Any) -> tuple:
+    if is_ours(kvstore):
+        raise ValueError("kvstore 'gluonpar' trains no mx.model.FeedForward; use mx.mod.Module")
+    return create(kvstore, *args)

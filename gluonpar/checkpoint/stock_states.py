@@ -1,0 +1,127 @@
+"""Files of MXNet's ``gluon.Trainer.save_states``, read without running anything that is in them.
+
+They are pickles of the states and the optimizer. A pickle names classes and functions, and what to
+call them with. Here the names of MXNet's optimizers, schedules and arrays, and of NumPy's numbers
+and arrays, stand for descriptions; any other name is refused. Nothing is imported, and nothing of
+MXNet parses the file.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle  # noqa: TID251 - see the docstring
+import struct
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from gluonpar.runtime import memory
+
+_NUMPY = {
+    *(("numpy", "dtype"), ("numpy", "ndarray")),
+    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
+    *((f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")),
+}
+_ARRAYS = {("mxnet.ndarray.ndarray", "NDArray"), ("mxnet.numpy.multiarray", "ndarray")}
+_MAGIC = 0xF993FAC9, 0xF993FACA  # of an array saved by MXNet 1: of mx.nd, and with NumPy's shapes
+_DTYPES = "float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"  # by number
+
+
+def read(content: bytes) -> tuple[str, dict[str, Any], dict]:
+    """Return the name of the optimizer's class, its attributes, and the states by index.
+
+    Raises ValueError for a name that is not known here, and any exception for other content.
+    """
+    states, optimizer = _Unpickler(io.BytesIO(content)).load()
+    attributes = {name: _value(part) for name, part in optimizer.state.items()}
+    return optimizer.name, attributes, _value(states)
+
+
+class _Described:
+    """What a pickle says of an object: its class's name, the arguments, and the state."""
+
+    module = name = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> _Described:
+        self = object.__new__(cls)
+        self.args = args
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a name: a class of descriptions, or ``bytes`` for bytearray."""
+        if (module, name) == ("builtins", "bytearray"):
+            return _bytes
+        if (module, name) not in {*_NUMPY, *_ARRAYS} and not _of_mxnet(module, name):
+            raise ValueError(
+                f"it refers to {module}.{name}, and reading it could run any code that is in it. "
+                "If you trust the file, pass trusted=True"
+            )
+        return type("_Described", (_Described,), {"module": module, "name": name})
+
+
+def _bytes(content: bytes) -> bytes:
+    if type(content) is not bytes:
+        raise ValueError("an array's memory is no bytes")
+    return content
+
+
+def _of_mxnet(module: str, name: str) -> bool:
+    """Return whether it is one of MXNet's optimizers or schedules."""
+    known = {
+        *mx.optimizer.Optimizer.opt_registry.values(),
+        *mx.lr_scheduler.LRScheduler.__subclasses__(),
+    }
+    return module.startswith("mxnet.") and (module, name) in {
+        (kind.__module__, kind.__name__) for kind in known
+    }
+
+
+def _value(part: Any) -> Any:
+    """Return the value that a part of the file describes."""
+    if isinstance(part, (list, tuple)):
+        return type(part)(map(_value, part))
+    if isinstance(part, dict):
+        return {_value(key): _value(value) for key, value in part.items()}
+    if not isinstance(part, _Described):
+        return part
+    if (part.module, part.name) in _ARRAYS:
+        content = part.state["handle"]
+        if content is None:
+            return None
+        return memory.from_numpy(_array(content), mx.cpu()).as_nd_ndarray()
+    if part.module == "mxnet.lr_scheduler":
+        schedule = object.__new__(getattr(mx.lr_scheduler, part.name))
+        vars(schedule).update({name: _value(value) for name, value in part.state.items()})
+        return schedule
+    if part.name == "scalar":
+        dtype, content = part.args
+        return np.frombuffer(content, _dtype(dtype))[0]
+    _, shape, dtype, is_fortran, content = part.state  # of _reconstruct
+    flat = np.frombuffer(content, _dtype(dtype))
+    return (flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)).copy()
+
+
+def _dtype(described: _Described) -> np.dtype:
+    (name, *_), (_, byte_order, *_) = described.args, described.state
+    dtype = np.dtype(name).newbyteorder(byte_order)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"it has an array of {dtype}")
+    return dtype
+
+
+def _array(content: bytes) -> np.ndarray:
+    """Return the array that ``MXNDArraySaveRawBytes`` has written, if it is dense."""
+    magic, stype, ndim = struct.unpack_from("<Iii", content)
+    if magic not in _MAGIC or stype != 0 or not 0 <= ndim <= 32:
+        raise ValueError("it has an array that is not dense, or not of MXNet 1")
+    *shape, _, _, number = struct.unpack_from(f"<{ndim}qiii", content, 12)  # device, dtype
+    data = content[12 + 8 * ndim + 12 :]
+    return np.frombuffer(data, _DTYPES[number]).reshape(shape)

@@ -1,0 +1,268 @@
+"""Step: which gradients a Trainer sums, on which device, and who updates each parameter.
+
+The parameters' gradients are summed in buckets of neighbours. Each bucket is summed onto one
+device, its root, which updates the bucket's parameters and broadcasts them. So each parameter is
+updated once instead of K times, and there is one optimizer state whatever K is (Xu et al.,
+"Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training", 2020).
+
+A parameter with a row_sparse gradient is updated on every device instead, as by MXNet's Trainer: a
+broadcast would send all its rows, and the gradient has few. Some optimizers must update all
+parameters on one device (:func:`~gluonpar.gluon.update.needs_one_root`).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Collection, Sequence
+
+import numpy as np
+from mxnet import gluon
+from mxnet.optimizer import SGD
+
+from gluonpar import gradients, metrics, optim, replicas
+from gluonpar.collectives import Exchange, in_buckets
+from gluonpar.gluon.update import Updater, needs_one_root
+from gluonpar.plans import partition
+from gluonpar.replicas import Copies, ParamBucket
+from gluonpar.runtime import heap, interrupts, memory, private_fields
+
+
+class Step:
+    """The steps of a Trainer, while its parameters are of the same kinds and on the same contexts.
+
+    ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
+    bucket, of at most ``bucket_bytes`` (None: the default). The buckets are summed by ``exchange``.
+    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed,
+    because the parameters may be given others. All devices share the updater's counts and states.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[gluon.Parameter],
+        in_order: Sequence[gluon.Parameter],
+        updater: Updater,
+        exchange: Exchange,
+        bucket_bytes: int | None,
+        name: str,
+    ) -> None:
+        self._params, self._kinds = params, _kinds(params)
+        self._updater, self._optimizer, self._exchange = updater, updater.optimizer, exchange
+        self._name, self._all_grads = name, gradients.track(params)
+        index = {param: i for i, param in enumerate(params)}
+        self._indices = [index[param] for param in in_order if param.grad_req != "null"]
+        self._grads = [self._all_grads[i] for i in self._indices]
+        self._buckets = self._placed(bucket_bytes)
+        self._roots: dict[int, int] = {}  # by parameter: the device that updated it last
+        counts = private_fields.update_counts_by_device(self._optimizer)
+        for c in exchange.ctx:
+            counts[c.device_id] = counts[0]
+        updater.states_synced = dict.fromkeys(updater.states, False)
+        # Of the devices but the first, for updates on every device.
+        self._other_updaters = [Updater(self._optimizer) for _ in exchange.ctx[1:]]
+
+    def _placed(self, bucket_bytes: int | None) -> list[tuple[list[int], int | None]]:
+        """Return the indices in each bucket, and its root, or None for updates on every device."""
+        of_buckets = replicas.neighbours([*map(self._copies, self._indices)], bucket_bytes)
+        sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in of_buckets]
+        one_root = needs_one_root(self._optimizer)
+        roots = partition.balance(sizes, 1 if one_root else len(self._exchange.ctx))
+        placed = []
+        for bucket, root in zip(of_buckets, roots):
+            on_all = bucket[0].grads[0].stype == "row_sparse" and not one_root
+            placed.append(([each.index for each in bucket], None if on_all else root))
+        return placed
+
+    def _copies(self, i: int, counts: Sequence[bool] = ()) -> Copies:
+        param = self._params[i]
+        return Copies(i, private_fields.values(param), private_fields.grads(param), counts)
+
+    def is_current(self) -> bool:
+        """Return whether the parameters still are of the same kinds, on the same contexts."""
+        return _kinds(self._params) == self._kinds
+
+    def begin(self) -> None:
+        """Give all devices the first one's parameters and running statistics."""
+        lists = [param.list_data() for param in self._params]
+        self._exchange.inside.broadcast(in_buckets(lists))
+
+    def parts(
+        self, ignore_stale_grad: bool, facts: dict[str, Any] | None = None
+    ) -> list[ParamBucket]:
+        """Return the buckets to be summed, without parameters that no device of any rank used.
+
+        All ranks must call this before each sum; they compare ``facts``. Raises UserWarning for a
+        parameter without a new gradient, unless ``ignore_stale_grad``.
+        """
+        how = self._exchange.num_processes, self._name, facts
+        buckets = self._filled(*gradients.summands(self._grads, *how), ignore_stale_grad)
+        heap.return_free([each.grads for bucket in buckets for each in bucket.copies])
+        return buckets
+
+    def sums(self, ignore_stale_grad: bool) -> list[ParamBucket]:
+        """Return the buckets of gradients that are sums; raises as :meth:`parts`.
+
+        All devices are updated by the first one's.
+        """
+        how = self._exchange.num_processes, ignore_stale_grad
+        buckets = self._filled(*gradients.summed(self._grads, *how), ignore_stale_grad)
+        self._mark_summed(buckets)  # the program may have summed
+        for bucket in buckets:
+            if bucket.root is None:  # every device updates by its own
+                for first, *others in bucket.grads.lists:
+                    for other in others:
+                        first.copyto(other)
+        return [b if b.root is None else b._replace(root=0) for b in buckets]
+
+    def _filled(
+        self, counting: Sequence[list[bool]], on_some_rank: Sequence[bool], ignore_stale_grad: bool
+    ) -> list[ParamBucket]:
+        by_index = dict(zip(self._indices, counting))
+        used = {i for i, is_used in zip(self._indices, on_some_rank) if is_used}
+        if not ignore_stale_grad:
+            self._check_not_stale(used)
+        filled = []
+        for indices, root in self._buckets:
+            copies = [self._copies(i, by_index[i]) for i in indices if i in used]
+            if copies:
+                filled.append(ParamBucket(copies, root))
+        return filled
+
+    def _check_not_stale(self, used: Collection[int]) -> None:
+        """Check that every parameter has a new gradient."""
+        if self._indices and not used:
+            raise UserWarning(
+                "no gradient has been computed since the last update; call backward before step"
+            )
+        stale = [self._params[i].name for i in self._indices if i not in used]
+        if stale:
+            raise UserWarning(
+                f"backward has not computed a gradient of parameter {stale[0]} on any device since "
+                "the last update: the model did not use it. If that is intended, call "
+                "step(batch_size, ignore_stale_grad=True)"
+            )
+
+    @interrupts.held()
+    def sum_on_roots(self, buckets: Sequence[ParamBucket]) -> None:
+        """Sum the gradients on each bucket's root; on all devices, if it has none."""
+        self._exchange.reduce(replicas.zero_stale(buckets))
+        for bucket in buckets:
+            self._mark_summed([bucket], bucket.root or 0)
+
+    @interrupts.held()
+    def sum_on_all(self, buckets: Sequence[ParamBucket]) -> None:
+        """Sum the gradients on all devices."""
+        self._exchange.allreduce(replicas.zero_stale(buckets))
+        self._mark_summed(buckets)
+
+    def _mark_summed(self, buckets: Sequence[ParamBucket], root: int = 0) -> None:
+        """Note that gradients are sums; passes that add, add to one device's."""
+        of_buckets = [self._all_grads[each.index] for b in buckets for each in b.copies]
+        gradients.mark_summed(of_buckets, root)
+
+    @interrupts.held()
+    def sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
+        """Sum and update, in one pass over memory where that has the bits of MXNet's update."""
+        dtypes = {bucket.copies[0].grads[0].dtype for bucket in buckets if bucket.root is not None}
+        is_sgd = type(self._optimizer) is SGD
+        if not (self._exchange.may_fuse and is_sgd and dtypes <= {np.float32}):
+            self.sum_on_roots(buckets)
+            self.update(buckets)
+            return
+        on_root = [bucket for bucket in buckets if bucket.root is not None]
+        on_all = [bucket for bucket in buckets if bucket.root is None]
+        self.sum_on_roots(buckets if self._exchange.num_processes > 1 else on_all)
+        self._begin(buckets)
+        self._update(on_all)
+        self._update_in_one_pass(on_root)
+        self.use()
+
+    @interrupts.held()
+    def update(self, buckets: Sequence[ParamBucket]) -> None:
+        """Update by sums, on each bucket's root or on every device; broadcast from the roots."""
+        self._begin(buckets)
+        self._update(buckets)
+        on_root = [bucket.params for bucket in buckets if bucket.root is not None]
+        self._exchange.inside.broadcast(on_root)
+        self.use()
+
+    def use(self) -> None:
+        """Let no gradient count until backward has written it again."""
+        gradients.mark_used(self._all_grads)
+
+    def _begin(self, buckets: Sequence[ParamBucket]) -> None:
+        for bucket in buckets:
+            for i, *_ in bucket.copies:
+                root = bucket.root or 0
+                if self._roots.setdefault(i, root) != root:
+                    self._roots[i] = root
+                    self._updater.states_synced[i] = False  # the state is on another device
+        if self._updater.aggregate_updates:  # MXNet counts those first that it updates together
+            indices = [each.index for bucket in buckets for each in bucket.copies]
+            private_fields.begin_step(self._optimizer, indices)
+
+    def _update(self, buckets: Sequence[ParamBucket]) -> None:
+        """Update in the order of the parameters, on which some optimizers rely."""
+        updates = sorted(
+            ((copies, bucket.root) for bucket in buckets for copies in bucket.copies),
+            key=lambda update: update[0].index,
+        )
+        aggregates = self._updater.aggregate_updates  # several parameters in one operator
+        if aggregates:
+            self._optimizer.aggregate_num = min(self._optimizer.aggregate_num, optim.MOST_WEIGHTS)
+        groups: dict[tuple, list[Copies]] = {}
+        for copies, root in updates:
+            alone = root is None or not aggregates
+            groups.setdefault((root, copies.index if alone else None), []).append(copies)
+        for (root, _), group in groups.items():
+            if root is None:
+                self._update_on_all(*group)
+            else:
+                self._update_on(root, self._updater, group)
+
+    @staticmethod
+    def _update_on(device: int, updater: Updater, group: Sequence[Copies]) -> None:
+        grads = [each.grads[device] for each in group]
+        params = [each.params[device] for each in group]
+        updater([each.index for each in group], grads, params)
+
+    def _update_on_all(self, copies: Copies) -> None:
+        """Update one parameter on every device, the first one last."""
+        first, i = self._updater, copies.index
+        counts = private_fields.update_counts(self._optimizer)
+        before = counts.get(i, self._optimizer.begin_num_update)
+        for k, updater in enumerate(self._other_updaters, 1):
+            if not first.states_synced.get(i):  # a state was loaded, or is on other contexts now
+                updater.states.pop(i, None)
+                if i in first.states:
+                    updater.states[i] = copy.deepcopy(first.states[i])
+                    updater.states_synced[i] = False
+            self._update_on(k, updater, [copies])
+            counts[i] = before  # a step counts once, however many devices there are
+        self._update_on(0, first, [copies])
+
+    def _update_in_one_pass(self, buckets: Sequence[ParamBucket]) -> None:
+        """Update all copies by SGD, with the bits of MXNet's operators."""
+        sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
+        rates = private_fields.count_updates(sgd, indices)
+
+        def rule_of(copies: Copies) -> tuple:
+            i, (lr, wd) = copies.index, rates[copies.index]
+            momentum = self._updater.prepare(i, copies.params[self._roots[i]])
+            rule = optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient or 0)
+            return rule, [] if momentum is None else [momentum]
+
+        optim.reduce_update(self._exchange, buckets, rule_of)
+
+
+def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:
+    return [(param, param.grad_req, param.dtype, param.list_ctx()) for param in params]
+
+
+def are_finite(buckets: Sequence[ParamBucket]) -> bool:
+    """Wait for the sums of all gradients, and return whether all their elements are finite."""
+    each_finite = []
+    for bucket in buckets:
+        sums = [each.grads[bucket.root or 0] for each in bucket.copies]
+        sums = [total.data if total.stype == "row_sparse" else total for total in sums]
+        each_finite.append(metrics.all_finite(sums))
+    return all(bool(finite.asscalar()) for finite in each_finite)
