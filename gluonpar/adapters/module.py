@@ -17,8 +17,9 @@ from gluonpar.gluon import check_draws_nothing
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.runtime import devices, interrupts, private_fields
 
-# Optimizers that change numbers of their own, or draw some, in the update of each copy.
-_OF_ONE_COPY = (optimizer.LARS, optimizer.LBSGD, optimizer.Nadam, optimizer.SGLD)
+# Optimizers that change numbers of their own, or draw some, in the update of each copy; and NAG,
+# whose update depends on the layout that each copy is in (gluonpar.gluon.update).
+_OF_ONE_COPY = (optimizer.LARS, optimizer.LBSGD, optimizer.NAG, optimizer.Nadam, optimizer.SGLD)
 
 
 @private_fields.around(private_fields.PREPARES_MODULE)

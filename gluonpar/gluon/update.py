@@ -1,11 +1,13 @@
 """The update of one device's parameters, by any optimizer, and which parameters can be updated.
 
-MXNet's Updater applies an optimizer and holds its states. Three of its faults are corrected here:
+MXNet's Updater applies an optimizer and holds its states. Four of its faults are corrected here:
 
 - MXNet creates no momentum while that option is 0, and SGD and LARS leave an existing one as it was
   in a step with momentum 0, though ``m = momentum * m - lr * grad`` is ``-lr * grad`` then.
 - With ``multi_precision`` an update begins with a float32 copy of the weights, and so it overwrites
   weights that ``set_data`` has set since.
+- NAG's operator reads a weight again after it has written it, unless a forward without gradients
+  has brought it into one of oneDNN's layouts: an evaluation would change the training.
 - LBSGD adds up gradients without copying the first, which the next backward overwrites.
 """
 
@@ -103,7 +105,13 @@ class Updater(mx.optimizer.Updater):
                 stepped.append(pair)
         for momentum, value in stepped:
             value.copyto(momentum)
-        super().__call__(index, grad, weight)
+        updated = [w.as_nd_ndarray() for w in weight]
+        if isinstance(self.optimizer, NAG):
+            updated = [w.copy() for w in updated]  # which no forward brings into another layout
+        super().__call__(index, grad, updated)
+        if isinstance(self.optimizer, NAG):
+            for new, w in zip(updated, weight):
+                new.copyto(w.as_nd_ndarray())
         for momentum, value in stepped:
             nd.elemwise_sub(value, momentum, out=momentum)
 

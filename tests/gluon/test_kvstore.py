@@ -297,7 +297,7 @@ class Own(mx.optimizer.SGD):
 @pytest.mark.parametrize(
     "optimizer, name",
     [
-        *((name, name) for name in ("LARS", "LBSGD", "Nadam", "SGLD")),
+        *((name, name) for name in ("LARS", "LBSGD", "NAG", "Nadam", "SGLD")),
         (Own(**MEAN), "Own"),
         (mx.optimizer.SGD(lr_scheduler=lambda number: 0.1, **MEAN), "function"),
     ],

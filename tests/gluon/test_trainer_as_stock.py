@@ -183,15 +183,10 @@ SCHEDULES = {
     "poly": lambda: mx.lr_scheduler.PolyScheduler(9, warmup_steps=2),
     "cosine": lambda: mx.lr_scheduler.CosineScheduler(9),
 }
-OF_MXNET = [
-    name
-    for name, kind in sorted(mx.optimizer.Optimizer.opt_registry.items())
-    if kind.__module__.startswith("mxnet.")
-]
 
 
 @pytest.mark.filterwarnings("ignore:learning rate from")
-@pytest.mark.parametrize("optimizer", OF_MXNET)
+@pytest.mark.parametrize("optimizer", runs.OF_MXNET)
 def test_a_file_of_stock_has_the_states_of_a_trusted_one_and_runs_nothing(
     tmp_path, monkeypatch, optimizer
 ):

@@ -1,10 +1,13 @@
 """Options that change, weights that are set and gradients that are kept, while a Trainer trains."""
 
+import functools
+import itertools
+
 import mxnet as mx
 import numpy as np
 import pytest
 from contexts import contexts, device
-from gluon_runs import give_grads, weights
+from gluon_runs import OF_MXNET, give_grads, kernels_trained, stock_trainer, weights
 from mxnet import gluon
 
 import gluonpar
@@ -176,3 +179,19 @@ def test_lbsgd_adds_up_gradients(k):
         give_grads(params, [[grad] + [0] * (k - 1)])
         trainer.step(1)
     assert params[0].data(device(0)).asscalar() == -2 * (1 + 2) / 2  # twice: the warm-up's factor
+
+
+# Its operator takes no arrays of four dimensions, which convolutions have.
+TRAIN_KERNELS = [name for name in OF_MXNET if name != "groupadagrad"]
+
+
+@pytest.mark.cpu("oneDNN computes on CPU contexts")
+@pytest.mark.parametrize("optimizer", TRAIN_KERNELS)
+def test_an_evaluation_between_steps_changes_no_bit(optimizer):
+    """MXNet's NAG reads weights that it has written, but not those in a layout of oneDNN's."""
+    makes = Trainer, functools.partial(gluon.Trainer, kvstore="gluonpar")
+    for make, k in itertools.product(makes, (1, 2)):
+        before, after = (kernels_trained(make, optimizer, k, each) for each in (False, True))
+        assert before == after == [before[0]] * k
+    by_stock = [kernels_trained(stock_trainer, optimizer, 1, each) for each in (False, True)]
+    assert (by_stock[0] == by_stock[1]) == (optimizer != "nag")

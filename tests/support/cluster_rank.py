@@ -781,6 +781,8 @@ def batches_left_out(_):
             any_program.check_named(name, kvstore, k, way)
         for program, how in itertools.product(batch_programs.PROGRAMS, batch_programs.HOWS):
             batch_programs.check(program, k, kvstore, how)
+    evaluated = runs.kernels_trained(gluonpar.Trainer, "nag", 2, cluster.is_main())
+    assert {*evaluated} == {cluster.gather(evaluated)[0][0]}, "an evaluation on rank 0"
     for make in (gluonpar.Trainer, any_program.OwnLoop):
         [param] = params = runs.weights([[0.0]], 2)
         trainer = make(params, "sgd", {"learning_rate": 1.0})

@@ -15,6 +15,11 @@ SIZES = (7, 8, 5, 8, 9)  # of batches: uneven, on most numbers of devices
 WIDTHS = (6, 10, 8, 3)  # features, hidden, hidden, classes
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 STATIC = {"static_alloc": True, "static_shape": True}
+OF_MXNET = [  # all of its optimizers
+    name
+    for name, kind in sorted(mx.optimizer.Optimizer.opt_registry.items())
+    if kind.__module__.startswith("mxnet.")
+]
 stock_trainer = functools.partial(gluon.Trainer, kvstore=None)  # the Trainer to be compared with
 
 
@@ -133,6 +138,34 @@ def weights(start, k, **options):
         param.set_data(mx.nd.array(value, dtype=value.dtype))
         params.append(param)
     return params
+
+
+def evaluate(weight):
+    """As a convolution's forward without gradients: leaves ``weight`` in a layout of oneDNN's.
+
+    It is of shape (16, 16, 3, 3) and on a CPU context.
+    """
+    X = mx.nd.ones((2, 16, 8, 8), ctx=weight.context)
+    mx.nd.Convolution(X, weight, None, (3, 3), num_filter=16, no_bias=True)
+    mx.nd.waitall()
+
+
+def kernels_trained(make, optimizer, k=1, evaluated=False):
+    """A convolution's weight after two steps, each after an evaluation or not."""
+    rng = np.random.RandomState(0)
+    params = weights([rng.uniform(size=(16, 16, 3, 3))], k)
+    made = mx.optimizer.create(optimizer, learning_rate=0.1, wd=0.05)
+    if hasattr(made, "momentum") and optimizer != "dcasgd":
+        made.momentum = 0.9
+    mx.random.seed(1)
+    trainer = make(params, made)
+    for _ in range(2):
+        give_grads(params, [rng.uniform(size=(k, 16, 16, 3, 3))])
+        for value in params[0].list_data():
+            if evaluated:
+                evaluate(value)
+        trainer.step(k)
+    return [value.asnumpy().tobytes() for value in params[0].list_data()]
 
 
 def give_grads(params, grads):
