@@ -56,7 +56,8 @@ class ParamBucket(NamedTuple):
     @property
     def grads(self) -> exchange.Bucket:
         """The gradients, to be summed."""
-        return exchange.Bucket([each.grads for each in self.copies], self.root)
+        counts = [each.counts for each in self.copies]
+        return exchange.Bucket([each.grads for each in self.copies], self.root, counts)
 
     @property
     def params(self) -> exchange.Bucket:
@@ -107,31 +108,36 @@ def get_params(
     return replica
 
 
-def check(device_params: Sequence[Sequence[mx.nd.NDArray]], ctx: Sequence[mx.Context]) -> None:
-    """Raise ValueError unless ``device_params[i]`` are on ``ctx[i]`` and their shapes agree."""
+def check(
+    device_params: Sequence[Sequence[mx.nd.NDArray]],
+    ctx: Sequence[mx.Context],
+    row_sparse: bool = False,
+) -> list[Copies]:
+    """Return :func:`trained`, which raises ValueError for gradients that cannot be summed.
+
+    Raises ValueError, too, unless ``device_params[i]`` are on ``ctx[i]`` and their shapes agree.
+    """
     if len(device_params) != len(ctx):
         raise ValueError(
             f"device_params must have one copy per context, got {len(device_params)} for "
             f"{len(ctx)} contexts {ctx}; make them with [get_params(params, c) for c in ctx]"
         )
-    shapes = [[memory.kind(param)[0] for param in params] for params in device_params]
-    for params, c, device_shapes in zip(device_params, ctx, shapes):
-        for i, param in enumerate(params):
-            if memory.context(param) != c:
-                raise ValueError(f"parameter {i} must be on {c}, but is on {param.context}")
-        if device_shapes != shapes[0]:
-            raise ValueError(
-                f"parameters on {c} have shapes {device_shapes}, on {ctx[0]} {shapes[0]}"
-            )
+    numbers = [*map(len, device_params)]
+    if len({*numbers}) > 1:
+        raise ValueError(f"device_params must have equally many parameters each, got {numbers}")
+    return trained(device_params, row_sparse, ctx)
 
 
 def trained(
-    device_params: Sequence[Sequence[mx.nd.NDArray]], row_sparse: bool = False
+    device_params: Sequence[Sequence[mx.nd.NDArray]],
+    row_sparse: bool = False,
+    ctx: Sequence[mx.Context] | None = None,
 ) -> list[Copies]:
     """Return the parameters that have a gradient.
 
     Raises ValueError if one has a gradient on some devices only, for gradients that differ in shape
-    or dtype, and for sparse ones unless ``row_sparse``.
+    or dtype, and for sparse ones unless ``row_sparse``. With ``ctx``, also for parameters that are
+    not on these contexts, or differ in shape.
     """
     of_devices = [
         params.grads() if isinstance(params, Replica) else [param.grad for param in params]
@@ -139,6 +145,8 @@ def trained(
     ]
     with_gradient = []
     for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
+        if ctx is not None:
+            operations.check_copies(copies, ctx, f"parameter {i}")
         without = [grad is None for grad in of_copies]
         if any(without) and not all(without):
             raise ValueError(
@@ -161,14 +169,6 @@ def buckets(
     if counting is not None:
         trained = [each._replace(counts=counts) for each, counts in zip(trained, counting)]
     return [ParamBucket(copies) for copies in neighbours(trained)]
-
-
-def zero_stale(buckets: Sequence[ParamBucket]) -> list[exchange.Bucket]:
-    """Set the gradients that must not count to zero; return all gradients, to be summed."""
-    copies = [each for bucket in buckets for each in bucket.copies]
-    pairs = [pair for each in copies for pair in zip(each.grads, each.counts)]
-    memory.zero([grad for grad, counts in pairs if not counts])
-    return [bucket.grads for bucket in buckets]
 
 
 def neighbours(copies: Sequence[Copies], bucket_bytes: int | None = None) -> list[list[Copies]]:

@@ -83,7 +83,8 @@ def train_batch(
 
     # All-reduce and update, of all copies. Gradients that were not written now do not count.
     counting = of_params.written_in(recording)
-    buckets = replicas.buckets(replicas.trained(device_params), counting)
+    trained = replicas.trained(device_params)  # a graph may have made others
+    buckets = replicas.buckets(trained, counting)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         allreduce_sgd(exchange, buckets, lr, total)
@@ -129,15 +130,14 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     if not device_params or not device_params[0]:
         raise ValueError("device_params must have at least one parameter on one device, got none")
     contexts = [memory.context(params[0]) for params in device_params]
-    replicas.check(device_params, contexts)
+    trained = replicas.check(device_params, contexts, row_sparse=True)
     exchange, of_params = Exchange(contexts), gradients.of(device_params)
-    trained = replicas.trained(device_params, row_sparse=True)
     size = exchange.num_processes
     counting, on_some_rank = gradients.summands(of_params.records, size, "allreduce_grads")
     buckets = replicas.buckets(trained, of_params.select(counting))
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
-        exchange.allreduce(replicas.zero_stale(buckets))
+        exchange.allreduce([bucket.grads for bucket in buckets])
         gradients.mark_exchanged(of_params.records, on_some_rank)
 
 
@@ -152,19 +152,20 @@ def allreduce_sgd(
     ``batch_size`` is the number of samples, or all ranks' numbers, which may not be known yet.
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
-    if exchange.may_fuse:
-
-        def update(*arrays: np.ndarray) -> None:
-            optim.rule(lr, 1.0 / _total(batch_size))(*arrays)
-
-        if exchange.num_processes > 1:
-            exchange.reduce(replicas.zero_stale(buckets))
-        optim.reduce_update(exchange, buckets, lambda copies: (update,))
+    grads = [bucket.grads for bucket in buckets]
+    if not exchange.may_fuse:
+        exchange.allreduce(grads)
+        if isinstance(batch_size, cluster.PendingGather):
+            batch_size.wait()
+        optim.update_by_sgd(buckets, lr, _total(batch_size))
         return
-    exchange.allreduce(replicas.zero_stale(buckets))
-    if isinstance(batch_size, cluster.PendingGather):
-        batch_size.wait()
-    optim.update_by_sgd(buckets, lr, _total(batch_size))
+
+    def update(*arrays: np.ndarray) -> None:
+        optim.rule(lr, 1.0 / _total(batch_size))(*arrays)
+
+    if exchange.num_processes > 1:
+        exchange.reduce(grads)
+    optim.reduce_update(exchange, buckets, lambda copies: (update,))
 
 
 def _total(batch_size: float | cluster.PendingGather) -> float:

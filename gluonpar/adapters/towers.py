@@ -144,7 +144,7 @@ class Towers:
         """Sum the gradients of the first ``num_used`` towers onto the first one."""
         used = [counts[:num_used] for counts in counting]
         buckets = replicas.buckets(replicas.trained(variables[:num_used]), used)
-        Exchange(self.ctx[:num_used]).reduce(replicas.zero_stale(buckets))
+        Exchange(self.ctx[:num_used]).reduce([bucket.grads for bucket in buckets])
 
     def _broadcast(self, variables: list[Sequence[mx.nd.NDArray]]) -> None:
         """Give all towers the first one's variables. All ranks have made the same update."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import threading
@@ -61,10 +62,21 @@ def atomic() -> Iterator[None]:
 
 
 class Bucket(NamedTuple):
-    """Lists that are summed together, and the device that gets the sum; with None all get it."""
+    """Lists that are summed together, and the device that gets the sum; with None all get it.
+
+    ``counts[j][i]`` is whether the array of list j on device i counts. The others are set to zero
+    before the sum. An empty list means that all count.
+    """
 
     lists: Lists
     root: int | None = 0
+    counts: Sequence[Sequence[bool]] = ()
+
+
+def _stale(bucket: Bucket) -> list[mx.nd.NDArray]:
+    """Return the arrays that do not count."""
+    pairs = [zip(data, counts) for data, counts in zip(bucket.lists, bucket.counts)]
+    return [array for of_list in pairs for array, counts in of_list if not counts]
 
 
 def grouped(
@@ -137,7 +149,7 @@ class Exchange:
     def allreduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace every array of each list by the sum, or another ``op``, over all devices."""
         if self.num_processes == 1:
-            self.reduce([Bucket(lists, None) for lists, _ in buckets])
+            self.reduce([bucket._replace(root=None) for bucket in buckets])
         else:
             self.reduce(buckets)
             self.inside.broadcast(buckets)
@@ -150,8 +162,9 @@ class Exchange:
         In a bucket without a root all arrays become the sum; with several processes these must be
         row_sparse. ``name`` is the name of the call in errors.
         """
+        memory.zero([*itertools.chain.from_iterable(map(_stale, buckets))])
         by_nccl = self.algorithm in (None, "nccl")
-        for lists, root in buckets:
+        for lists, root, _ in buckets:
             with self._summands(lists, root) as summands:
                 if len(self.ctx) > 1:
                     executor.reduce(self.chosen(summands), summands, self._combine, root)
@@ -171,7 +184,7 @@ class Exchange:
 
         Buckets without a root are left as they are.
         """
-        for lists, root in buckets:
+        for lists, root, _ in buckets:
             if root is None:
                 continue
             if self.num_processes > 1:

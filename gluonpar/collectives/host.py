@@ -130,6 +130,7 @@ def update(updates: Sequence[Update]) -> None:
         memory.num_bytes(each.params[0]) * sum(map(len, (each.grads, each.params, each.states)))
         for each in updates
     )
+    ctx = memory.context(arrays[0])
     max_threads = sum(threads.size(c) for c in {*map(memory.context, updates[0].params)})
 
     def work() -> None:
@@ -142,7 +143,7 @@ def update(updates: Sequence[Update]) -> None:
 
     sums = any(len(each.grads) > 1 for each in updates)
     name = f"gluonpar.{'allreduce_update' if sums else 'update'}"  # profiles tell them apart
-    threads.push(work, arrays, num_bytes, name)
+    threads.push(work, ctx, arrays, num_bytes, name)
 
 
 def _update(num_grads: int, num_states: int, rule: Callable, *arrays: np.ndarray) -> None:
@@ -177,5 +178,5 @@ def reduced(
         threads.run(tasks, num_bytes)
         memory.view(result)[0] = of_all(values)
 
-    threads.push(work, [*arrays, result], num_bytes, name)
+    threads.push(work, result.context, [*arrays, result], num_bytes, name)
     return result

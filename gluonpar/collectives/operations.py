@@ -229,11 +229,12 @@ def check_list(
         raise TypeError(f"{name} must be a list of arrays, one per device, got {kind}")
     if not data:
         raise ValueError(f"{name} must hold at least one array, got an empty list")
-    kinds = []
     for i, array in enumerate(data):
         if not isinstance(array, mx.nd.NDArray):
             raise TypeError(f"{name}[{i}] must be an MXNet array, got {type(array).__name__}")
-        kinds.append(memory.kind(array))
+    check_apart(data, name)
+    kinds = [*map(memory.kind, data)]
+    for i in range(len(data)):
         if kinds[i] != kinds[0]:
             described = "{}[{}] on {} with shape {}, dtype {} and {} storage"
             got, first = (described.format(name, j, data[j].context, *kinds[j]) for j in (i, 0))
@@ -244,7 +245,6 @@ def check_list(
         raise ValueError(
             f"{name} must hold dense arrays, got {stype} storage; call tostype('default') on each"
         )
-    check_apart(data, name)
     return dtype, stype
 
 
@@ -287,6 +287,16 @@ def check_apart(arrays: Sequence[mx.nd.NDArray], name: str) -> None:
                 f"{name} must hold different arrays, got the same one, or one and its view, more "
                 "than once"
             )
+
+
+def check_copies(arrays: Sequence[mx.nd.NDArray], ctx: Sequence[mx.Context], name: str) -> None:
+    """Raise ValueError unless ``arrays[i]`` is on ``ctx[i]``, and all have one shape."""
+    for array, c in zip(arrays, ctx):
+        if memory.context(array) != c:
+            raise ValueError(f"{name} must be on {c}, but is on {array.context}")
+        shape, first = memory.kind(array)[0], memory.kind(arrays[0])[0]
+        if shape != first:
+            raise ValueError(f"{name} must have one shape, got {shape} on {c}, {first} on {ctx[0]}")
 
 
 def check_op(op: str, dtype: np.dtype) -> None:

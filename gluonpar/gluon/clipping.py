@@ -78,7 +78,9 @@ def _scale_on_host(arrays: Sequence[mx.nd.NDArray], factor: mx.nd.NDArray) -> No
             tasks = [(functools.partial(_scale, by), [memory.view(array)]) for array in arrays]
             threads.run(tasks, num_bytes)
 
-    threads.push(work, [*arrays, factor], num_bytes, name="gluonpar.clip_global_norm")
+    threads.push(
+        work, factor.context, [*arrays, factor], num_bytes, name="gluonpar.clip_global_norm"
+    )
 
 
 def _scale(by: np.float64, block: np.ndarray) -> None:

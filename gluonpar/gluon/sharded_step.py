@@ -13,7 +13,7 @@ parameters on one device (:func:`~gluonpar.gluon.update.needs_one_root`).
 from __future__ import annotations
 
 import copy
-from typing import Any, Collection, Sequence
+from typing import Any, Callable, Collection, Sequence
 
 import numpy as np
 from mxnet import gluon
@@ -25,6 +25,8 @@ from gluonpar.gluon.update import Updater, needs_one_root
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
+
+Refusal = Callable[[Sequence[ParamBucket]], bool]
 
 
 class Step:
@@ -142,17 +144,12 @@ class Step:
             )
 
     @interrupts.held()
-    def sum_on_roots(self, buckets: Sequence[ParamBucket]) -> None:
-        """Sum the gradients on each bucket's root; on all devices, if it has none."""
-        self._exchange.reduce(replicas.zero_stale(buckets))
+    def sum(self, buckets: Sequence[ParamBucket], on_all: bool = True) -> None:
+        """Sum the gradients on all devices, or on each bucket's root."""
+        exchange = self._exchange.allreduce if on_all else self._exchange.reduce
+        exchange([bucket.grads for bucket in buckets])
         for bucket in buckets:
-            self._mark_summed([bucket], bucket.root or 0)
-
-    @interrupts.held()
-    def sum_on_all(self, buckets: Sequence[ParamBucket]) -> None:
-        """Sum the gradients on all devices."""
-        self._exchange.allreduce(replicas.zero_stale(buckets))
-        self._mark_summed(buckets)
+            self._mark_summed([bucket], 0 if on_all else bucket.root or 0)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], root: int = 0) -> None:
         """Note that gradients are sums; passes that add, add to one device's."""
@@ -160,45 +157,57 @@ class Step:
         gradients.mark_summed(of_buckets, root)
 
     @interrupts.held()
-    def sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
-        """Sum and update, in one pass over memory where that has the bits of MXNet's update."""
+    def sum_and_update(
+        self,
+        buckets: Sequence[ParamBucket],
+        is_left_out: Refusal | None = None,
+        on_all: bool = False,
+    ) -> None:
+        """Sum and update, in one pass over memory where that has the bits of MXNet's update.
+
+        ``is_left_out`` is as in :meth:`update`. It may inspect the sums on all devices, if
+        ``on_all``, or on the buckets' roots.
+        """
         dtypes = {bucket.copies[0].grads[0].dtype for bucket in buckets if bucket.root is not None}
-        is_sgd = type(self._optimizer) is SGD
-        if not (self._exchange.may_fuse and is_sgd and dtypes <= {np.float32}):
-            self.sum_on_roots(buckets)
-            self.update(buckets)
+        is_sgd = type(self._optimizer) is SGD and dtypes <= {np.float32}
+        if is_left_out is not None or not (self._exchange.may_fuse and is_sgd):
+            self.sum(buckets, on_all)
+            self.update(buckets, is_left_out)
             return
         on_root = [bucket for bucket in buckets if bucket.root is not None]
-        on_all = [bucket for bucket in buckets if bucket.root is None]
-        self.sum_on_roots(buckets if self._exchange.num_processes > 1 else on_all)
-        self._begin(buckets)
-        self._update(on_all)
-        self._update_in_one_pass(on_root)
-        self.use()
-
-    @interrupts.held()
-    def update(self, buckets: Sequence[ParamBucket]) -> None:
-        """Update by sums, on each bucket's root or on every device; broadcast from the roots."""
-        self._begin(buckets)
-        self._update(buckets)
-        on_root = [bucket.params for bucket in buckets if bucket.root is not None]
-        self._exchange.inside.broadcast(on_root)
-        self.use()
-
-    def use(self) -> None:
-        """Let no gradient count until backward has written it again."""
+        on_each = [bucket for bucket in buckets if bucket.root is None]
+        self.sum(buckets if self._exchange.num_processes > 1 else on_each, on_all=False)
+        rates = self._begin(buckets, [each.index for b in on_root for each in b.copies])
+        self._update(on_each)
+        self._update_in_one_pass(on_root, rates)
         gradients.mark_used(self._all_grads)
 
-    def _begin(self, buckets: Sequence[ParamBucket]) -> None:
+    @interrupts.held()
+    def update(self, buckets: Sequence[ParamBucket], is_left_out: Refusal | None = None) -> None:
+        """Update by sums, on each bucket's root or on every device; broadcast from the roots.
+
+        If ``is_left_out(buckets)``, the sums are used, and nothing else happens.
+        """
+        if is_left_out is None or not is_left_out(buckets):
+            self._begin(buckets)
+            self._update(buckets)
+            on_root = [bucket.params for bucket in buckets if bucket.root is not None]
+            self._exchange.inside.broadcast(on_root)
+        gradients.mark_used(self._all_grads)
+
+    def _begin(self, buckets: Sequence[ParamBucket], counted: Sequence[int] = ()) -> dict:
+        """Begin the updates; return those rates and decays that :func:`begin_step` does."""
         for bucket in buckets:
             for i, *_ in bucket.copies:
                 root = bucket.root or 0
                 if self._roots.setdefault(i, root) != root:
                     self._roots[i] = root
                     self._updater.states_synced[i] = False  # the state is on another device
-        if self._updater.aggregate_updates:  # MXNet counts those first that it updates together
-            indices = [each.index for bucket in buckets for each in bucket.copies]
-            private_fields.begin_step(self._optimizer, indices)
+        if not (self._updater.aggregate_updates or counted):
+            return {}
+        # MXNet counts those first that it updates together.
+        indices = [each.index for bucket in buckets for each in bucket.copies]
+        return private_fields.begin_step(self._optimizer, indices, counted)
 
     def _update(self, buckets: Sequence[ParamBucket]) -> None:
         """Update in the order of the parameters, on which some optimizers rely."""
@@ -240,10 +249,9 @@ class Step:
             counts[i] = before  # a step counts once, however many devices there are
         self._update_on(0, first, [copies])
 
-    def _update_in_one_pass(self, buckets: Sequence[ParamBucket]) -> None:
+    def _update_in_one_pass(self, buckets: Sequence[ParamBucket], rates: dict) -> None:
         """Update all copies by SGD, with the bits of MXNet's operators."""
-        sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
-        rates = private_fields.count_updates(sgd, indices)
+        sgd = self._optimizer
 
         def rule_of(copies: Copies) -> tuple:
             i, (lr, wd) = copies.index, rates[copies.index]

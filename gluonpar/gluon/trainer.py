@@ -17,7 +17,7 @@ from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange
 from gluonpar.gluon import clipping, consistency, update
 from gluonpar.gluon.kvstore import GluonPar, is_ours
-from gluonpar.gluon.sharded_step import Step, are_finite
+from gluonpar.gluon.sharded_step import Refusal, Step, are_finite
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import memory, private_fields
 
@@ -133,14 +133,8 @@ class Trainer(gluon.Trainer):
             self._update(ignore_stale_grad)
             return
         buckets = work.parts(ignore_stale_grad, facts)
-        if hasattr(self, "_amp_loss_scaler"):  # it inspects all devices' sums before the update
-            work.sum_on_all(buckets)
-            self._update_unless_overflown(work, buckets)
-        elif self._skip_nonfinite:
-            work.sum_on_roots(buckets)
-            self._update_unless_overflown(work, buckets)
-        else:
-            work.sum_and_update(buckets)
+        # AMP inspects all devices' sums before the update.
+        work.sum_and_update(buckets, self._is_left_out, on_all=hasattr(self, "_amp_loss_scaler"))
 
     @_not_recorded
     def allreduce_grads(self) -> None:
@@ -171,13 +165,13 @@ class Trainer(gluon.Trainer):
     def _allreduce_grads(self) -> None:
         """The method that programs override or call in ``gluon.Trainer``."""
         work = self._begun()
-        work.sum_on_all(work.parts(ignore_stale_grad=True))
+        work.sum(work.parts(ignore_stale_grad=True))
 
     @_not_recorded
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
         work = self._begun()
-        self._update_unless_overflown(work, work.sums(ignore_stale_grad))
+        work.update(work.sums(ignore_stale_grad), self._is_left_out)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -314,16 +308,18 @@ class Trainer(gluon.Trainer):
                 self._step.begin()
         return self._step
 
-    def _update_unless_overflown(self, work: Step, buckets: Sequence[ParamBucket]) -> None:
-        """Update by sums, unless they have an overflow that is to be skipped."""
+    @property
+    def _is_left_out(self) -> Refusal | None:
+        """What says whether sums have an overflow that leaves the update out, if asked for."""
         scaler = getattr(self, "_amp_loss_scaler", None)
-        skip = scaler is not None and scaler.has_overflow(self._params)
+        return self._has_overflow if scaler or self._skip_nonfinite else None
+
+    def _has_overflow(self, buckets: Sequence[ParamBucket]) -> bool:
+        scaler = getattr(self, "_amp_loss_scaler", None)
+        found = scaler is not None and scaler.has_overflow(self._params)
         if self._skip_nonfinite and not are_finite(buckets):
-            skip, self.num_skipped = True, self.num_skipped + 1
-        if skip:
-            work.use()
-        else:
-            work.update(buckets)
+            found, self.num_skipped = True, self.num_skipped + 1
+        return found
 
 
 @private_fields.around(private_fields.MAKES_TRAINER)

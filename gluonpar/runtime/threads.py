@@ -28,7 +28,7 @@ import numpy as np
 from mxnet.base import _LIB
 
 from gluonpar.install import processors
-from gluonpar.runtime import engine, heap, memory
+from gluonpar.runtime import engine, heap
 
 BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
 BYTES_INLINE = 2 << 20  # of all arrays: up to this the work takes less time than waking a worker
@@ -111,10 +111,14 @@ def _shrink(ctx: mx.Context, num_threads: int) -> None:
 
 
 def push(
-    function: Callable[[], None], arrays: Sequence[mx.nd.NDArray], num_bytes: int, name: str
+    function: Callable[[], None],
+    ctx: mx.Context,
+    arrays: Sequence[mx.nd.NDArray],
+    num_bytes: int,
+    name: str,
 ) -> None:
     """Push ``function``, which changes ``arrays`` and may call :func:`run` on ``num_bytes``."""
-    engine.push(function, memory.context(arrays[0]), writes=arrays, name=name, **place(num_bytes))
+    engine.push(function, ctx, writes=arrays, name=name, **place(num_bytes))
 
 
 def place(num_bytes: int) -> dict[str, bool]:
