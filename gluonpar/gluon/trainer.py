@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import numbers
 import os
 import types
 from typing import Any, Callable, Iterator, Sequence
@@ -52,10 +53,11 @@ class Trainer(gluon.Trainer):
     in float32; their sums must stay below 65504.
 
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
-    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.update`). The other devices
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_step`). The other devices
     keep their own gradients. :meth:`allreduce_grads` replaces them by the sums; :meth:`update`,
-    which may follow it, updates by the first device's sums. The first step begins with a broadcast
-    of the first device's parameters and running statistics, as in ``gluon.Trainer``.
+    which may follow it, updates by the first device's sums. A bucket has at most ``bucket_bytes``
+    on a device (None: 4 MiB), or one larger parameter. The first step begins with a broadcast of
+    the first device's parameters and running statistics, as in ``gluon.Trainer``.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -96,7 +98,9 @@ class Trainer(gluon.Trainer):
         self._store = kvstore if isinstance(kvstore, GluonPar) else GluonPar()
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
-        if bucket_bytes is not None and not (isinstance(bucket_bytes, int) and bucket_bytes > 0):
+        if bucket_bytes is not None and not (
+            isinstance(bucket_bytes, numbers.Integral) and bucket_bytes > 0
+        ):
             raise ValueError(f"bucket_bytes must be a positive int or None, got {bucket_bytes!r}")
         update.check(params)
         self._contexts: list[mx.Context]

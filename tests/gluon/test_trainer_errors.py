@@ -118,6 +118,10 @@ NO_PARAMETERS = "a list or dict of Parameters"
         ),
         (lambda: weights([[1.0]], 2), {"algorithm": "magic"}, ValueError, "ring.*got 'magic'"),
         (lambda: weights([[1.0]], 2), {"compression": "2bit"}, ValueError, "'fp16', got '2bit'"),
+        *(
+            (lambda: weights([[1.0]], 2), {"bucket_bytes": n}, ValueError, f"positive.*got {n}")
+            for n in (0, -1, 2.5)
+        ),
     ],
 )
 def test_what_no_trainer_can_be_made_of_is_refused(make, options, error, words):

@@ -10,7 +10,7 @@ from contexts import algorithms, device
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import autograd, gluon
 
-from gluonpar import collectives, metrics, replicas
+from gluonpar import collectives, metrics
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine, threads
 
@@ -55,17 +55,19 @@ def test_the_algorithm_named_is_the_one_used(messages):
     assert [(array.dtype, op) for [array], op in messages] == [(np.float32, "sum")] * 2
 
 
-def test_buckets_hold_neighbouring_layers_the_last_first(messages, monkeypatch):
+@pytest.mark.parametrize("size", [3, 5])
+def test_buckets_hold_neighbouring_layers_the_last_first(messages, size):
     """gluon.Trainer sorts parameters by name, in which a tenth layer comes before the second."""
-    monkeypatch.setattr(replicas, "BUCKET_BYTES", 48)  # three layers
     net = gluon.nn.HybridSequential()
     net.add(*[gluon.nn.Dense(2, in_units=2, use_bias=False) for _ in range(12)])
     net.initialize(ctx=contexts(2))
-    trainer = Trainer(net.collect_params(), "sgd", algorithm="recorded")
+    how = {"algorithm": "recorded", "bucket_bytes": size * 16 + 7}
+    trainer = Trainer(net.collect_params(), "sgd", **how)
     give_grads([layer.weight for layer in net], [[i, 0] for i in range(12)])
     trainer.step(1)
     layers = [[array[0, 0].asscalar() for array in arrays] for arrays, _ in messages]
-    assert layers == [[11, 10, 9], [8, 7, 6], [5, 4, 3], [2, 1, 0]]
+    numbers = [*range(11, -1, -1)]
+    assert layers == [numbers[i : i + size] for i in range(0, 12, size)]
 
 
 # In float16 2049 is 2048 and 1 + 2**-12 is 1: gradients are rounded, added in float32, and rounded.
