@@ -45,16 +45,17 @@ class Trainer(gluon.Trainer):
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
-    Gradients may be row_sparse (:mod:`gluonpar.gluon.update`). The other positional arguments are
-    those of ``gluon.Trainer``. With any ``kvstore`` of one process (None, 'local', 'device',
+    Gradients may be row_sparse (:mod:`gluonpar.gluon.sharded_step`). The other positional arguments
+    are those of ``gluon.Trainer``, which makes a Trainer of this class if it is given the kvstore
+    'gluonpar' (:mod:`gluonpar.gluon.kvstore`). With any ``kvstore`` of one process (None, 'local', 'device',
     'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where
     ``gluon.Trainer`` sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
     :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
     in float32; their sums must stay below 65504.
 
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
-    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_step`). The other devices
-    keep their own gradients. :meth:`allreduce_grads` replaces them by the sums; :meth:`update`,
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_step`). The others keep
+    their own gradients. :meth:`allreduce_grads` replaces them by the sums; :meth:`update`,
     which may follow it, updates by the first device's sums. A bucket has at most ``bucket_bytes``
     on a device (None: 4 MiB), or one larger parameter. The first step begins with a broadcast of
     the first device's parameters and running statistics, as in ``gluon.Trainer``.
@@ -98,9 +99,8 @@ class Trainer(gluon.Trainer):
         self._store = kvstore if isinstance(kvstore, GluonPar) else GluonPar()
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
-        if bucket_bytes is not None and not (
-            isinstance(bucket_bytes, numbers.Integral) and bucket_bytes > 0
-        ):
+        is_size = isinstance(bucket_bytes, numbers.Integral) and bucket_bytes > 0
+        if bucket_bytes is not None and not is_size:
             raise ValueError(f"bucket_bytes must be a positive int or None, got {bucket_bytes!r}")
         update.check(params)
         self._contexts: list[mx.Context]
