@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import mxnet as mx
 from mxnet import lr_scheduler, optimizer
 
 from gluonpar import cluster
@@ -17,46 +16,37 @@ from gluonpar.gluon import check_draws_nothing
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.runtime import devices, interrupts, private_fields
 
-# Optimizers that change numbers of their own, or draw some, in the update of each copy; and NAG,
-# whose update depends on the layout that each copy is in (gluonpar.gluon.update).
+# They change numbers of their own, or draw some, in the update of each copy; NAG's update depends
+# on the layout that a copy is in (gluonpar.gluon.update).
 _OF_ONE_COPY = (optimizer.LARS, optimizer.LBSGD, optimizer.NAG, optimizer.Nadam, optimizer.SGLD)
 
 
 @private_fields.around(private_fields.PREPARES_MODULE)
 def _prepare(
-    prepare: Callable, module: Any, kvstore: Any = "local", *args: Any, **kwargs: Any
+    prepare: Callable, module: Any, kvstore: Any = "local", *args: Any, **how: Any
 ) -> None:
     """Start with rank 0's parameters, and refuse what would update the copies differently."""
     if isinstance(kvstore, str) and is_ours(kvstore) and world.launched():
         kvstore = GluonPar()  # by its name Module makes none for a single device
     before = private_fields.updater(module)
-    prepare(module, kvstore, *args, **kwargs)
+    prepare(module, kvstore, *args, **how)
     store, updater = private_fields.kvstore(module), private_fields.updater(module)
     if not is_ours(store) or updater is before:
         return
-    _check(updater.optimizer, private_fields.module_contexts(module))
+    used, ctx = updater.optimizer, private_fields.module_contexts(module)
+    devices.check_distinct(ctx)
+    check_draws_nothing(used, cluster.size())
+    for each, known in ((used, optimizer.optimizer), (used.lr_scheduler, lr_scheduler)):
+        name = type(each).__name__
+        is_known = each is None or type(each) is getattr(known, name, None)
+        if len(ctx) > 1 and (not is_known or isinstance(each, _OF_ONE_COPY)):
+            raise ValueError(
+                f"Module calls the optimizer for each device in turn, and {name} might update the "
+                f"copies on {ctx} differently; train with gluonpar.Trainer, which updates once"
+            )
     if store.num_workers > 1:
         module.set_params(*module.get_params())  # on the devices; init() has made them rank 0's
     module.update = interrupts.held()(module.update)
-
-
-def _check(used: Any, ctx: list[mx.Context]) -> None:
-    """Raise ValueError unless MXNet updates the copies on ``ctx`` alike with this optimizer."""
-    devices.check_distinct(ctx)
-    check_draws_nothing(used, cluster.size())
-    schedule = used.lr_scheduler
-    for each, known, of_one in (
-        (used, optimizer.optimizer, _OF_ONE_COPY),
-        (schedule, lr_scheduler, ()),
-    ):
-        name = type(each).__name__
-        is_known = type(each) is getattr(known, name, None) and not isinstance(each, of_one)
-        if len(ctx) > 1 and each is not None and not is_known:
-            raise ValueError(
-                f"Module calls the optimizer for each device in turn, and {name} might update the "
-                f"copies on {ctx} differently; train the network with gluonpar.Trainer, which "
-                "updates once"
-            )
 
 
 @private_fields.around(private_fields.CREATES_KVSTORE)

@@ -9,12 +9,14 @@ MXNet parses the file.
 from __future__ import annotations
 
 import io
+import itertools
 import pickle  # noqa: TID251 - see the docstring
 import struct
 from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet.lr_scheduler import LRScheduler
 
 from gluonpar.runtime import memory
 
@@ -56,9 +58,9 @@ class _Described:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name: a class of descriptions, or ``bytes`` for bytearray."""
+        """Return what stands for a name: a class of descriptions, or that of bytes."""
         if (module, name) == ("builtins", "bytearray"):
-            return _bytes
+            return bytes
         if (module, name) not in {*_NUMPY, *_ARRAYS} and not _of_mxnet(module, name):
             raise ValueError(
                 f"it refers to {module}.{name}, and reading it could run any code that is in it. "
@@ -67,21 +69,11 @@ class _Unpickler(pickle.Unpickler):
         return type("_Described", (_Described,), {"module": module, "name": name})
 
 
-def _bytes(content: bytes) -> bytes:
-    if type(content) is not bytes:
-        raise ValueError("an array's memory is no bytes")
-    return content
-
-
 def _of_mxnet(module: str, name: str) -> bool:
     """Return whether it is one of MXNet's optimizers or schedules."""
-    known = {
-        *mx.optimizer.Optimizer.opt_registry.values(),
-        *mx.lr_scheduler.LRScheduler.__subclasses__(),
-    }
-    return module.startswith("mxnet.") and (module, name) in {
-        (kind.__module__, kind.__name__) for kind in known
-    }
+    known = mx.optimizer.Optimizer.opt_registry.values(), LRScheduler.__subclasses__()
+    names = {(kind.__module__, kind.__name__) for kind in itertools.chain(*known)}
+    return module.startswith("mxnet.") and (module, name) in names
 
 
 def _value(part: Any) -> Any:

@@ -48,8 +48,8 @@ class Trainer(gluon.Trainer):
     Gradients may be row_sparse (:mod:`gluonpar.gluon.sharded_step`). The other positional arguments
     are those of ``gluon.Trainer``, which makes a Trainer of this class if it is given the kvstore
     'gluonpar' (:mod:`gluonpar.gluon.kvstore`). With any ``kvstore`` of one process (None, 'local',
-    'device', 'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where MXNet's
-    Trainer sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
+    'device', 'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where
+    MXNet's Trainer sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
     :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
     in float32; their sums must stay below 65504.
 
