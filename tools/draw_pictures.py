@@ -42,7 +42,7 @@ SCALING = ROOT / "docs" / "measured" / "scaling.json"
 PAGE = ROOT / "docs" / "step-by-step.html"
 MOMENT = "lang=en&theme=light&algorithm=halving-doubling&with=ring&topology=ethernet&t=1220"
 CANDIDATES = (
-    "gluonpar,gluonpar trainer,trainer gluonpar,trainer device,one context,one context imported,"
+    "gluonpar,gluonpar trainer,trainer device,one context,one context imported,"
     "book,torch ddp,tensorflow mirrored,jax shard_map,no exchange"
 )
 LIBRARIES = ("torch", "tensorflow", "jax")

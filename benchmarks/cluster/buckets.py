@@ -11,14 +11,14 @@ import argparse
 import functools
 import time
 
-import mxnet as mx
 import numpy as np
 
-import gluonpar
+import gluonpar  # before MXNet, which then imports with any NumPy
+
+import mxnet as mx  # isort: skip
 from benchmarks.training.gluon import Gluon
 from benchmarks.training.training import shard
 from benchmarks.training.workloads import WORKLOADS, task
-from gluonpar import cluster
 
 SIZES = 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26  # bytes
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="samples of each size")
     parser.add_argument("--steps", type=int, default=3, help="steps per sample")
     options = parser.parse_args()
-    rank, size = cluster.rank(), cluster.size()
+    rank, size = gluonpar.cluster.rank(), gluonpar.cluster.size()
     number = WORKLOADS[options.workload].batch_size
     whole = task(options.workload, number, [("cpu", i) for i in range(size)])
     of_sizes = {}
@@ -42,12 +42,12 @@ def main() -> None:
     samples: dict[int, list[float]] = {num_bytes: [] for num_bytes in SIZES}
     for _ in range(options.rounds):
         for num_bytes, training in of_sizes.items():
-            cluster.gather(None)
+            gluonpar.cluster.gather(None)
             start = time.perf_counter()
             training.run(options.steps)
             mine = (time.perf_counter() - start) / options.steps
-            samples[num_bytes].append(max(cluster.gather(mine)))
-    if cluster.is_main():
+            samples[num_bytes].append(max(gluonpar.cluster.gather(mine)))
+    if gluonpar.cluster.is_main():
         print(f"{options.workload}, {size} ranks: ms per step, median (quartiles)")
         for num_bytes, values in samples.items():
             low, median, high = 1e3 * np.percentile(values, [25, 50, 75])

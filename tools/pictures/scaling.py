@@ -16,7 +16,6 @@ from gluonpar.diagnostics import harness
 LABELS = {
     "gluonpar": "gluonpar",
     "gluonpar trainer": "gluonpar.Trainer",
-    "trainer gluonpar": "gluon.Trainer, 'gluonpar'",
     "trainer device": "gluon.Trainer, stock MXNet",
     "book": "the book's loop, stock MXNet",
     "torch ddp": "PyTorch DDP, gloo",
