@@ -72,19 +72,6 @@ def test_sgd_on_two_devices_has_the_bits_of_gluon_trainer(momentum, wd, clip):
     assert results[0] == results[1]
 
 
-def scaled(kind):
-    """A Trainer whose sum is followed by a scaling, as others write it."""
-
-    class Scaled(kind):
-        def _allreduce_grads(self):
-            super()._allreduce_grads()
-            for param in self._params:
-                for grad in param.list_grad():
-                    grad *= 0.5
-
-    return Scaled
-
-
 def clip_first(params):
     """Change the gradients of the first device only."""
     gluon.utils.clip_global_norm([params[0].list_grad()[0]], 1.5)
@@ -115,12 +102,11 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
-@pytest.mark.parametrize("program", [*PROGRAMS, "overridden", "mixed"])
+@pytest.mark.parametrize("program", [*PROGRAMS, "mixed"])
 def test_programs_give_on_every_device_what_stock_gives_on_the_first(program, optimizer):
     results = []
     for kind in (gluon.Trainer, Trainer):
         params = params_for()
-        kind = scaled(kind) if program == "overridden" else kind
         options = {"learning_rate": 0.5, "wd": 0.1}
         trainer = kind(params, optimizer, options, update_on_kvstore=False)
         for step, grads in enumerate(GRADS):
@@ -212,34 +198,27 @@ def test_a_file_of_stock_has_the_states_of_a_trusted_one_and_runs_nothing(
         assert runs.training_state(reading)[0]
 
 
+OTHERS = "could run any code.*trusted=True"
+
+
 @pytest.mark.parametrize(
-    "content",
+    "content, words",
     [
-        b"\x80\x02cposix\nsystem\nX\x06\0\0\0exit 7\x85R.",
-        pickle.dumps(({}, print)),
-        pickle.dumps((mx.optimizer.Optimizer.create_optimizer, {})),
-        pickle.dumps({"no": "states"}),
-        pickle.dumps(({}, mx.optimizer.Adam())),
-        pickle.dumps(({}, mx.optimizer.SGD()))[:-9],
+        (b"\x80\x02cposix\nsystem\nX\x06\0\0\0exit 7\x85R.", f"posix.system.*{OTHERS}"),
+        (pickle.dumps(({}, print)), f"builtins.print.*{OTHERS}"),
+        (pickle.dumps((mx.optimizer.Optimizer.create_optimizer, {})), OTHERS),
+        (pickle.dumps({"no": "states"}), ""),
+        (pickle.dumps(({}, mx.optimizer.Adam())), "of optimizer Adam, but this one is SGD"),
+        (pickle.dumps(({}, mx.optimizer.SGD()))[:-9], ""),
     ],
 )
-def test_another_file_is_refused_and_nothing_changes(tmp_path, content):
+def test_another_file_is_refused_and_nothing_changes(tmp_path, content, words):
     trainer = Trainer(params_for(), "sgd")
     before = runs.training_state(trainer)
     (tmp_path / "states").write_bytes(content)
-    with pytest.raises(ValueError, match="states cannot be loaded"):
+    with pytest.raises(ValueError, match=f"states cannot be loaded: .*{words}"):
         trainer.load_states(str(tmp_path / "states"))
     assert runs.training_state(trainer) == before
-
-
-def overriding(kind, name):
-    """A Trainer with a method of its own, which counts its calls."""
-
-    def method(self, *args, **kwargs):
-        self.calls = getattr(self, "calls", 0) + 1
-        return getattr(kind, name)(self, *args, **kwargs)
-
-    return type(f"With{name}", (kind,), {name: method})
 
 
 def differentiate(params):
@@ -257,20 +236,6 @@ def assert_as_one(params, want):
     for copies, value in zip(values(params), values(want)):
         assert copies == [copies[0]] * len(copies)
         np.testing.assert_allclose(copies[0], value[0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["_allreduce_grads", "_update", "_check_and_rescale_grad"])
-def test_a_method_that_stock_calls_is_called_as_often(name):
-    made = []
-    for kind, k in ((gluon.Trainer, 1), (Trainer, 2)):
-        params = params_for(k)
-        trainer = overriding(kind, name)(params, "sgd", {"learning_rate": 0.5})
-        for program in ("step", "two halves"):
-            differentiate(params)
-            PROGRAMS[program](trainer, params)
-        made.append((params, trainer.calls))
-    assert made[0][1] == made[1][1] == 2
-    assert_as_one(made[1][0], made[0][0])
 
 
 @pytest.mark.parametrize("sums_first", [False, True])
