@@ -52,7 +52,7 @@ class LossMeter:
     def __init__(self, total: float = 0.0, num_samples: int = 0, num_batches: int = 0) -> None:
         self._unread: list[tuple[list[nd.NDArray], nd.NDArray | None]] = []
         self.total, self.num_samples, self.num_batches = total, num_samples, num_batches
-        self._scope = cluster.scope()
+        self._cluster_scope = cluster.scope()
 
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
         """Add the per-sample losses of one batch, one array per device, as train_batch returns.

@@ -78,7 +78,7 @@ class _Parts:
     """A batch sampler: of each of rank 0's ``batches``, a head and this rank's part."""
 
     def __init__(self, batches: Any, length: int) -> None:
-        self._batches, self._length, self._scope = batches, length, cluster.scope()
+        self._batches, self._length, self._cluster_scope = batches, length, cluster.scope()
         self._share = share_of_batch()
 
     def __len__(self) -> int:

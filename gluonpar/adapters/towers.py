@@ -63,7 +63,7 @@ class Towers:
         ctx: mx.Context | Sequence[mx.Context],
         update: Callable | mx.optimizer.Optimizer = sgd,
     ) -> None:
-        self.ctx, self._scope = as_list(ctx), cluster.scope()
+        self.ctx, self._cluster_scope = as_list(ctx), cluster.scope()
         self._forward = forward
         self._exchange = Exchange(self.ctx)
         check_draws_nothing(update, self._exchange.num_processes)

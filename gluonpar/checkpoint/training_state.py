@@ -155,12 +155,13 @@ def _optimizer(
 
     Gluon's own names depend on how many blocks were made before, and a Trainer sorts by them.
     """
-    if not hasattr(trainer, "_updater"):  # gluon.Trainer has one per device
+    if not hasattr(trainer, "check_replicas"):  # MXNet's Trainer has as many states as devices
         raise TypeError(f"trainer must be a gluonpar.Trainer or None, got {trainer!r}")
     named = private_fields.params_by_place(params) if isinstance(params, gluon.Block) else {}
     names = {param: name for name, param in named.items()}
     listed = enumerate(private_fields.params(trainer))
-    return trainer._updater, [(names.get(param, param.name), i, param) for i, param in listed]
+    [updater, *_] = private_fields.updaters(trainer)
+    return updater, [(names.get(param, param.name), i, param) for i, param in listed]
 
 
 def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:

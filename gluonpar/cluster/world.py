@@ -280,11 +280,11 @@ def _outside() -> Iterator[None]:
 
 
 def in_scope(method: Callable) -> Callable:
-    """Decorate a method to enter ``self._scope()``, where ``_scope`` is a result of `scope`."""
+    """Decorate a method to enter ``self._cluster_scope()``: a result of :func:`scope`."""
 
     @functools.wraps(method)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._scope():
+        with self._cluster_scope():
             return method(self, *args, **kwargs)
 
     return called

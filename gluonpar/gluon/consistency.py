@@ -52,8 +52,8 @@ class Identity:
     def check(self, **options: Any) -> None:
         """Raise ValueError on all ranks if Trainers differ; the first call waits for all ranks."""
         if self.name and not self._has_compared:
-            self._has_compared = True
             cluster.check_equal({**self._update(), **options, **self._shapes()})
+            self._has_compared = True
 
     def facts(self, **facts: Any) -> dict[str, Any]:
         """Return these facts, and all others that ranks compare in a step before the sum."""

@@ -40,7 +40,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
 
     def __init__(self) -> None:
         self._values: dict[Any, mx.nd.NDArray] = {}  # by key
-        self._scope = cluster.scope()
+        self._cluster_scope = cluster.scope()
 
     def __del__(self) -> None:
         """Free nothing: there is no store of MXNet's behind this one."""

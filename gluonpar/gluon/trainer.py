@@ -51,7 +51,8 @@ class Trainer(gluon.Trainer):
     'device', 'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where
     MXNet's Trainer sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
     :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
-    in float32; their sums must stay below 65504.
+    in float32; their sums must stay below 65504. A subclass may have any attributes and methods:
+    this class's own are private, but for those of ``gluon.Trainer``.
 
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
     updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_step`). The others keep
@@ -96,7 +97,7 @@ class Trainer(gluon.Trainer):
         bucket_bytes: int | None = None,
     ) -> None:
         _check_stock_arguments(kvstore, compression_params, update_on_kvstore)
-        self._store = kvstore if isinstance(kvstore, GluonPar) else GluonPar()
+        self.__store = kvstore if isinstance(kvstore, GluonPar) else GluonPar()
         if compression not in (None, "fp16"):
             raise ValueError(f"compression must be None or 'fp16', got {compression!r}")
         is_size = isinstance(bucket_bytes, numbers.Integral) and bucket_bytes > 0
@@ -105,20 +106,21 @@ class Trainer(gluon.Trainer):
         update.check(params)
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
-        self._scope, self._in_order = cluster.scope(), update.listed(params)
-        self._skip_nonfinite, self.num_skipped = skip_nonfinite, 0
-        self._step: Step | None = None  # made in the first one
-        self._inside_no_sync, self._bucket_bytes = False, bucket_bytes
-        self._updater = update.Updater(self._optimizer)
-        self._options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
+        self._cluster_scope, self.__in_order = cluster.scope(), update.listed(params)
+        self.__skip_nonfinite, self.num_skipped = skip_nonfinite, 0
+        self.__step: Step | None = None  # made in the first one
+        self.__inside_no_sync, self.__bucket_bytes = False, bucket_bytes
+        followers = update.followers(self._params, self._contexts)
+        self._updaters = [update.Updater(self._optimizer), *followers]
+        self.__options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
-        Exchange(self._contexts, **self._options)
+        Exchange(self._contexts, **self.__options)
         update.check_draws_nothing(self._optimizer, cluster.size())
-        self._identity = consistency.Identity(self, self._in_order)
-        self._grads = gradients.adopt(self._params)
+        self.__identity = consistency.Identity(self, self.__in_order)
+        self.__grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
-            self._compare()  # before the first forward, so that ranks that differ are refused
-        consistency.start_alike(self._in_order)
+            self.__compare()  # before the first forward, so that ranks that differ are refused
+        consistency.start_alike(self.__in_order)
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -128,17 +130,17 @@ class Trainer(gluon.Trainer):
         Raises UserWarning for a stale gradient (see above), and ValueError for a batch size that is
         not positive and finite, and inside :meth:`no_sync`.
         """
-        work = self._begun()
-        facts = self._rescale(optim.check_batch_size(batch_size))
+        work = self.__begun()
+        facts = self.__rescale(optim.check_batch_size(batch_size))
         halves = (self._allreduce_grads, Trainer._allreduce_grads), (self._update, Trainer._update)
         if any(getattr(own, "__func__", None) is not ours for own, ours in halves):
-            cluster.check_equal_async(facts, self._identity.name)
+            cluster.check_equal_async(facts, self.__identity.name)
             self._allreduce_grads()
             self._update(ignore_stale_grad)
             return
         buckets = work.parts(ignore_stale_grad, facts)
         # AMP inspects all devices' sums before the update.
-        work.sum_and_update(buckets, self._is_left_out, on_all=hasattr(self, "_amp_loss_scaler"))
+        work.sum_and_update(buckets, self.__is_left_out, on_all=hasattr(self, "_amp_loss_scaler"))
 
     @_not_recorded
     def allreduce_grads(self) -> None:
@@ -159,23 +161,23 @@ class Trainer(gluon.Trainer):
         or scale those. Raises ValueError, too, if backward has written a gradient since the sum,
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
-        self._begun()
-        facts = self._rescale(optim.check_batch_size(batch_size, may_overflow=True))
-        cluster.check_equal_async(facts, self._identity.name)
+        self.__begun()
+        facts = self.__rescale(optim.check_batch_size(batch_size, may_overflow=True))
+        cluster.check_equal_async(facts, self.__identity.name)
         gradients.check_summed(self._params)
         self._update(ignore_stale_grad)
 
     @_not_recorded
     def _allreduce_grads(self) -> None:
         """The method that programs override or call in ``gluon.Trainer``."""
-        work = self._begun()
+        work = self.__begun()
         work.sum(work.parts(ignore_stale_grad=True))
 
     @_not_recorded
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
-        work = self._begun()
-        work.update(work.sums(ignore_stale_grad), self._is_left_out)
+        work = self.__begun()
+        work.update(work.sums(ignore_stale_grad), self.__is_left_out)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -190,18 +192,18 @@ class Trainer(gluon.Trainer):
         trained = [param for param in self._params if param.grad_req != "null"]
         if "row_sparse" in map(private_fields.grad_stype, trained):
             raise ValueError("MXNet cannot add up row_sparse gradients; use sparse_grad=False")
-        before = self._inside_no_sync
-        if not any(grads.accumulates for grads in self._grads):
-            gradients.mark_used(self._grads)
+        before = self.__inside_no_sync
+        if not any(grads.accumulates for grads in self.__grads):
+            gradients.mark_used(self.__grads)
             adding = [param for param in trained if param.grad_req == "add"]
             memory.zero([grad for param in adding for grad in param.list_grad()])
-            for grads in self._grads:
+            for grads in self.__grads:
                 grads.accumulates = True
-        self._inside_no_sync = True
+        self.__inside_no_sync = True
         try:
             yield
         finally:
-            self._inside_no_sync = before
+            self.__inside_no_sync = before
 
     @_not_recorded
     def clip_global_norm(self, max_norm: float) -> mx.nd.NDArray:
@@ -215,9 +217,9 @@ class Trainer(gluon.Trainer):
         """
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
-        if not gradients.are_sums(self._grads):
+        if not gradients.are_sums(self.__grads):
             self._allreduce_grads()
-        of_params = zip(self._params, self._grads)
+        of_params = zip(self._params, self.__grads)
         new = [param for param, grads in of_params if any(grads.counting())]
         norms = []
         for k, c in enumerate(self._contexts):
@@ -247,7 +249,7 @@ class Trainer(gluon.Trainer):
         numbers, strings, arrays, and lists, tuples and dicts of these is pickled, with a
         UserWarning; ValueError if that fails, as for a lock. OSError if the file system refuses.
         """
-        optimizer_states.save(fname, self._updater, self._named_params())
+        optimizer_states.save(fname, self._updaters[0], self.__named_params())
 
     def load_states(
         self, fname: str | os.PathLike, trusted: bool = False, keep_schedule: bool = False
@@ -264,64 +266,66 @@ class Trainer(gluon.Trainer):
         Raises ValueError, with nothing changed, if the file is for another optimizer or other
         parameters, or is missing or damaged.
         """
-        optimizer_states.load(fname, self._updater, self._named_params(), trusted, keep_schedule)
+        optimizer_states.load(
+            fname, self._updaters[0], self.__named_params(), trusted, keep_schedule
+        )
 
-    def _named_params(self) -> optimizer_states.NamedParams:
+    def __named_params(self) -> optimizer_states.NamedParams:
         """In the order of their definition: gluon.Trainer sorts by name, dense10 before dense9."""
         index = {param: i for i, param in enumerate(self._params)}
-        return [(param.name, index[param], param) for param in self._in_order]
+        return [(param.name, index[param], param) for param in self.__in_order]
 
     def _reset_kvstore(self) -> None:
         """Give a program that sums by ``self._kvstore``, as MXNet's Trainer, what it looks up."""
-        self._kvstore, self._kv_initialized = self._store, True
+        self._kvstore, self._kv_initialized = self.__store, True
         self._params_to_init: list = []
         self._update_on_kvstore = self._distributed = False
 
     _init_kvstore = _reset_kvstore
 
-    def _rescale(self, batch_size: Any) -> dict[str, Any]:
+    def __rescale(self, batch_size: Any) -> dict[str, Any]:
         """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
         self._check_and_rescale_grad(self._scale / batch_size)
-        return self._identity.facts(batch_size=batch_size)
+        return self.__identity.facts(batch_size=batch_size)
 
-    def _compare(self) -> None:
-        self._identity.check(**self._options, bucket_bytes=self._bucket_bytes)
+    def __compare(self) -> None:
+        self.__identity.check(**self.__options, bucket_bytes=self.__bucket_bytes)
 
-    def _begun(self) -> Step:
+    def __begun(self) -> Step:
         """Return the steps, made anew after parameters have changed in kind.
 
         Before the first one all devices get the first device's parameters and running statistics,
         unless training is resumed, as in ``gluon.Trainer``.
         """
-        if self._inside_no_sync:
+        if self.__inside_no_sync:
             raise ValueError("step() was called inside no_sync(); leave it first")
-        if self._step is not None and self._step.is_current():
-            return self._step
+        if self.__step is not None and self.__step.is_current():
+            return self.__step
         update.check(self._params)
         for param in self._params:
             param.list_data()  # raises, naming the parameter, if it is not initialised
-        self._contexts = self._check_contexts()
-        others = range(1, len(self._contexts))
-        self._updaters = [self._updater, *(update.Follower(self._params, k) for k in others)]
-        exchange = Exchange(self._contexts, **self._options)
-        how = self._updater, exchange, self._bucket_bytes, self._identity.name
-        is_first, self._step = self._step is None, Step(self._params, self._in_order, *how)
+        is_first, self._contexts = self.__step is None, self._check_contexts()
         if is_first:
-            self._compare()
-            if self._optimizer.num_update == self._optimizer.begin_num_update:
-                self._step.begin()
-        return self._step
+            self.__compare()
+        first: Any = self._updaters[0]
+        self._updaters = [first, *update.followers(self._params, self._contexts)]
+        exchange = Exchange(self._contexts, **self.__options)
+        how = first, exchange, self.__bucket_bytes, self.__identity.name
+        self.__step = Step(self._params, self.__in_order, *how)
+        if is_first and self._optimizer.num_update == self._optimizer.begin_num_update:
+            self.__step.begin()
+        return self.__step
 
     @property
-    def _is_left_out(self) -> Refusal | None:
+    def __is_left_out(self) -> Refusal | None:
         """What says whether sums have an overflow that leaves the update out, if asked for."""
         scaler = getattr(self, "_amp_loss_scaler", None)
-        return self._has_overflow if scaler or self._skip_nonfinite else None
+        return self.__has_overflow if scaler or self.__skip_nonfinite else None
 
-    def _has_overflow(self, buckets: Sequence[ParamBucket]) -> bool:
+    def __has_overflow(self, buckets: Sequence[ParamBucket]) -> bool:
         scaler = getattr(self, "_amp_loss_scaler", None)
         found = scaler is not None and scaler.has_overflow(self._params)
-        if self._skip_nonfinite and not are_finite(buckets):
+        if self.__skip_nonfinite and not are_finite(buckets):
             found, self.num_skipped = True, self.num_skipped + 1
         return found
 

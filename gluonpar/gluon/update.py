@@ -166,6 +166,11 @@ class Follower:
             first.copyto(others[self._device - 1])
 
 
+def followers(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> list[Follower]:
+    """Return the updaters of the devices but the first."""
+    return [Follower(params, device) for device in range(1, len(ctx))]
+
+
 def _lacks(state: Any) -> bool:
     return state is None or isinstance(state, (tuple, list)) and any(x is None for x in state)
 

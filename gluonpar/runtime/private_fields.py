@@ -27,6 +27,7 @@ children, params_by_place = attrgetter("_children"), methodcaller("_collect_para
 # Of a gluon.Trainer:
 params = attrgetter("_params")  # a list; the optimizer's indices are its indices
 optimizer = attrgetter("_optimizer")
+updaters = attrgetter("_updaters")  # by device; they apply the optimizer and hold its states
 
 # Of a Module: its kvstore, its contexts, and what updates its parameters, None at first.
 kvstore, module_contexts, updater = map(attrgetter, ("_kvstore", "_context", "_updater"))

@@ -43,6 +43,9 @@ class Overridden(gluon.Trainer):
     def __init__(self, *args, **kwargs):
         self.calls = []
         super().__init__(*args, **kwargs)
+        self._step = self._grads = self._options = self._identity = self._scope = "its own"
+
+    _rescale = _begun = _has_overflow = "its own, too"
 
     def halve(self):
         self.calls.append("_allreduce_grads")
@@ -128,7 +131,7 @@ def test_arguments_and_attributes_are_those_of_stock():
     give_grads(params, [[1.0, 2.0]] * 2)
     trainer.step(1)
     assert [w.asscalar() for param in params for w in param.list_data()] == [0.25, 0.25, 1.25, 1.25]
-    assert len(trainer._updater.states) == 2  # one state, not one for each device
+    assert len(trainer._updaters[0].states) == 2  # one state, not one for each device
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_float16_with_multi_precision_is_updated_in_float32(optimizer, options):
         assert (want != value.astype("float16")).mean() > 0.3
         for copy in param.list_data():
             assert copy.asnumpy().tobytes() == want.tobytes()
-    states = [a for a in flatten(mine._updater.states.values()) if a is not None]
+    states = [a for a in flatten(mine._updaters[0].states.values()) if a is not None]
     assert {np.dtype(state.dtype).name for state in states} == {"float32"}
 
 

@@ -19,7 +19,7 @@ def test_an_unused_parameter_is_named(optimizer):
     with pytest.raises(UserWarning, match=r"parameter w1 .*ignore_stale_grad"):
         trainer.step(1)
     assert runs.bits(params) == before
-    assert trainer._updater.states == {} and trainer.optimizer.num_update == 0
+    assert trainer._updaters[0].states == {} and trainer.optimizer.num_update == 0
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -108,7 +108,7 @@ def bits(params):
 
 def training_state(trainer):
     """All that loading states may change: states, numbers, update counts and schedule."""
-    optimizer, states = trainer.optimizer, trainer._updater.states
+    optimizer, states = trainer.optimizer, trainer._updaters[0].states
     arrays = {}
     for i, state in states.items():
         parts = state if isinstance(state, (tuple, list)) else [state]
