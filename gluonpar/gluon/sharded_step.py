@@ -79,8 +79,9 @@ class Step:
         return Copies(i, private_fields.values(param), private_fields.grads(param), counts)
 
     def is_current(self) -> bool:
-        """Return whether the parameters still are of the same kinds, on the same contexts."""
-        return _kinds(self._params) == self._kinds
+        """Return whether parameters and optimizer still are the same, on the same contexts."""
+        same_optimizer = self._updater.optimizer is self._optimizer
+        return same_optimizer and _kinds(self._params) == self._kinds
 
     def begin(self) -> None:
         """Give all devices the first one's parameters and running statistics."""

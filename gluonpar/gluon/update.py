@@ -165,6 +165,9 @@ class Follower:
             first, *others = self._params[i].list_data()
             first.copyto(others[self._device - 1])
 
+    def set_states(self, states: bytes) -> None:
+        """Load nothing: the first device's updater does."""
+
 
 def followers(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> list[Follower]:
     """Return the updaters of the devices but the first."""

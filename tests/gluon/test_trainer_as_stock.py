@@ -140,8 +140,9 @@ def test_the_first_step_copies_running_statistics_and_values_of_the_first_device
     assert len({*results[2][2]}) == 1 and len({*results[3][2]}) == 2
 
 
+@pytest.mark.parametrize("load", [Trainer.load_states, gluon.Trainer.load_states])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "nag"])
-def test_states_of_gluon_trainer_go_on(tmp_path, optimizer):
+def test_states_of_gluon_trainer_go_on(tmp_path, optimizer, load):
     """One step, its states into gluonpar's Trainer, two more steps; or all three in one."""
     options = {"learning_rate": 0.5, "momentum": 0.9} if optimizer in ("sgd", "nag") else {}
     results, path = [], str(tmp_path / "states")
@@ -153,7 +154,7 @@ def test_states_of_gluon_trainer_go_on(tmp_path, optimizer):
         if change:
             trainer.save_states(path)
             trainer = Trainer(params, optimizer, dict(options))
-            trainer.load_states(path)
+            load(trainer, path)
         for grads in GRADS[1:]:
             give_grads(params, grads)
             trainer.step(2)
