@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from mxnet import lr_scheduler, optimizer
+from mxnet.optimizer import LARS, LBSGD, NAG, SGLD, Nadam
 
 from gluonpar import cluster
 from gluonpar.cluster import world
@@ -16,9 +17,9 @@ from gluonpar.gluon import check_draws_nothing
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.runtime import devices, interrupts, private_fields
 
-# They change numbers of their own, or draw some, in the update of each copy; NAG's update depends
-# on the layout that a copy is in (gluonpar.gluon.update).
-_OF_ONE_COPY = (optimizer.LARS, optimizer.LBSGD, optimizer.NAG, optimizer.Nadam, optimizer.SGLD)
+# They change numbers of their own, or draw some, in the update of each copy; NAG's update, also
+# between ranks, depends on the layout that a copy is in (gluonpar.gluon.update).
+_OF_ONE_COPY = (LARS, LBSGD, NAG, Nadam, SGLD)
 
 
 @private_fields.around(private_fields.PREPARES_MODULE)
@@ -39,7 +40,8 @@ def _prepare(
     for each, known in ((used, optimizer.optimizer), (used.lr_scheduler, lr_scheduler)):
         name = type(each).__name__
         is_known = each is None or type(each) is getattr(known, name, None)
-        if len(ctx) > 1 and (not is_known or isinstance(each, _OF_ONE_COPY)):
+        is_alike = is_known and not isinstance(each, _OF_ONE_COPY)
+        if len(ctx) > 1 and not is_alike or store.num_workers > 1 and isinstance(each, NAG):
             raise ValueError(
                 f"Module calls the optimizer for each device in turn, and {name} might update the "
                 f"copies on {ctx} differently; train with gluonpar.Trainer, which updates once"

@@ -12,6 +12,7 @@ from gluonpar.adapters.parallel import on_device
 from gluonpar.batch_norm import all_devices
 from gluonpar.collectives import Exchange, in_buckets, operations
 from gluonpar.gluon import check_draws_nothing, consistency
+from gluonpar.gluon.update import Updater
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import devices, interrupts, private_fields
@@ -177,7 +178,7 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable
     """Return the optimizer as a function ``update(params, lr, batch_size)``."""
     if params is not None and not optimizer.param_dict:
         optimizer.param_dict = dict(enumerate(params))  # their lr_mult and wd_mult
-    apply = mx.optimizer.get_updater(optimizer)
+    apply = Updater(optimizer)
 
     def update(arrays: Sequence[mx.nd.NDArray], lr: float | None, batch_size: int) -> None:
         if lr is not None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import waits
 from contexts import contexts, device
+from gluon_runs import evaluate
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -386,6 +387,21 @@ def test_nothing_waits_and_nothing_is_recorded():
         means = average_gradients(arrays)
     with pytest.raises(mx.MXNetError, match="not in a computational graph"):
         means[0].backward()
+
+
+@pytest.mark.cpu("oneDNN computes on CPU contexts")
+def test_an_evaluation_between_steps_changes_no_bit():
+    """With MXNet's NAG, see test_updater.py."""
+    start, found = mx.nd.random.uniform(shape=(16, 16, 3, 3)), set()
+    for evaluated in (False, True):
+        nag = mx.optimizer.NAG(learning_rate=0.1, momentum=0.9, wd=0.05)
+        towers = Towers(lambda X, params: (params[0] * X).sum() * X, [start], contexts(2), nag)
+        for _ in range(2):
+            if evaluated:
+                evaluate(towers.variables[0][0])
+            towers.step([mx.nd.ones(1)] * 2)
+        found |= {copies[0].asnumpy().tobytes() for copies in towers.variables}
+    assert len(found) == 1
 
 
 ONE, TWO = mx.nd.ones((1,)), mx.nd.ones((2,), ctx=device(1))
