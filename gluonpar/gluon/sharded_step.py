@@ -197,7 +197,7 @@ class Step:
         gradients.mark_used(self._all_grads)
 
     def _begin(self, buckets: Sequence[ParamBucket], counted: Sequence[int] = ()) -> dict:
-        """Begin the updates; return those rates and decays that :func:`begin_step` does."""
+        """Begin the updates; return the rates and decays of those that are ``counted`` now."""
         for bucket in buckets:
             for i, *_ in bucket.copies:
                 root = bucket.root or 0
