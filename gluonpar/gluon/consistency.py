@@ -47,7 +47,7 @@ class Identity:
         more = f" and {len(params) - 3} more" if len(params) > 3 else ""
         self.name = f"Trainer {next(_numbers)} ({', '.join(names[:3])}{more})"
         self._has_compared = False
-        self._num_set = {name: set_values.count(param) for param, name in self._params()}
+        self._num_set = [set_values.count(param) for param in params]
 
     def check(self, **options: Any) -> None:
         """Raise ValueError on all ranks if Trainers differ; the first call waits for all ranks."""
@@ -59,9 +59,10 @@ class Identity:
         """Return these facts, and all others that ranks compare in a step before the sum."""
         if not self.name:
             return {}
-        num_set = {name: set_values.count(param) for param, name in self._params()}
-        were_set = [name for name, number in num_set.items() if number != self._num_set[name]]
-        self._num_set = num_set
+        before, named = self._num_set, self._params()
+        self._num_set = [set_values.count(param) for param, _ in named]
+        pairs = zip(named, before, self._num_set)
+        were_set = [name for (_, name), old, new in pairs if old != new]
         since = "values set by set_data or load_parameters since the last step"
         return {**self._update(), **facts, since: were_set}
 

@@ -178,9 +178,9 @@ class Step:
         on_root = [bucket for bucket in buckets if bucket.root is not None]
         on_each = [bucket for bucket in buckets if bucket.root is None]
         self.sum(buckets if self._exchange.num_processes > 1 else on_each, on_all=False)
-        rates = self._begin(buckets, [each.index for b in on_root for each in b.copies])
+        self._begin(buckets)
         self._update(on_each)
-        self._update_in_one_pass(on_root, rates)
+        self._update_in_one_pass(on_root)
         gradients.mark_used(self._all_grads)
 
     @interrupts.held()
@@ -196,19 +196,16 @@ class Step:
             self._exchange.inside.broadcast(on_root)
         gradients.mark_used(self._all_grads)
 
-    def _begin(self, buckets: Sequence[ParamBucket], counted: Sequence[int] = ()) -> dict:
-        """Begin the updates; return the rates and decays of those that are ``counted`` now."""
+    def _begin(self, buckets: Sequence[ParamBucket]) -> None:
         for bucket in buckets:
             for i, *_ in bucket.copies:
                 root = bucket.root or 0
                 if self._roots.setdefault(i, root) != root:
                     self._roots[i] = root
                     self._updater.states_synced[i] = False  # the state is on another device
-        if not (self._updater.aggregate_updates or counted):
-            return {}
-        # MXNet counts those first that it updates together.
-        indices = [each.index for bucket in buckets for each in bucket.copies]
-        return private_fields.begin_step(self._optimizer, indices, counted)
+        if self._updater.aggregate_updates:  # MXNet counts those first that it updates together
+            indices = [each.index for bucket in buckets for each in bucket.copies]
+            private_fields.begin_step(self._optimizer, indices)
 
     def _update(self, buckets: Sequence[ParamBucket]) -> None:
         """Update in the order of the parameters, on which some optimizers rely."""
@@ -250,9 +247,10 @@ class Step:
             counts[i] = before  # a step counts once, however many devices there are
         self._update_on(0, first, [copies])
 
-    def _update_in_one_pass(self, buckets: Sequence[ParamBucket], rates: dict) -> None:
+    def _update_in_one_pass(self, buckets: Sequence[ParamBucket]) -> None:
         """Update all copies by SGD, with the bits of MXNet's operators."""
-        sgd = self._optimizer
+        sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
+        rates = private_fields.count_updates(sgd, indices)
 
         def rule_of(copies: Copies) -> tuple:
             i, (lr, wd) = copies.index, rates[copies.index]

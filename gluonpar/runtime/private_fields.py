@@ -84,24 +84,23 @@ def forget_kvstore_values(trainer: gluon.Trainer) -> None:
         trainer._reset_kvstore()
 
 
-def begin_step(
-    optimizer: mx.optimizer.Optimizer, indices: Iterable[int], counted: Sequence[int] = ()
-) -> dict[int, tuple[float, float]]:
+def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:
     """Have the next update of each of these parameters use the same learning rate.
 
     MXNet's schedules read the largest count of any parameter. If parameters were left out of
     earlier steps, that count would change between the updates of one step.
-
-    The updates of those ``counted`` are counted at once; returns their learning rates and weight
-    decays, by index.
     """
     counts, first = optimizer._index_update_count, optimizer.begin_num_update
     numbers = [counts.get(i, first) + 1 for i in indices]
     optimizer.num_update = max([optimizer.num_update, *numbers])
-    if not counted:
-        return {}
-    optimizer._update_count(counted)
-    return dict(zip(counted, zip(optimizer._get_lrs(counted), optimizer._get_wds(counted))))
+
+
+def count_updates(
+    optimizer: mx.optimizer.Optimizer, indices: Sequence[int]
+) -> dict[int, tuple[float, float]]:
+    """Count an update of each parameter; return its learning rate and weight decay, by index."""
+    optimizer._update_count(indices)
+    return dict(zip(indices, zip(optimizer._get_lrs(indices), optimizer._get_wds(indices))))
 
 
 def onnx_graph() -> type:
