@@ -4,7 +4,8 @@
     python examples/training_loop.py --num-gpus 2 --num-workers 2 --save-dir out --resume 3
     python examples/training_loop.py --sums by-hand --device cpu --dataset synthetic --epochs 1
 
-docs/training-loop.md explains it.
+docs/training-loop.md explains it. It is a program of one process; for several, see
+examples/several_processes.py.
 """
 
 import argparse

@@ -7,6 +7,8 @@ parent's, and whatever communicates raises RuntimeError. How to start a job, and
 docs/cluster.md.
 """
 
+from gluonpar.cluster.facts import Facts  # noqa: F401
+from gluonpar.cluster.join import join
 from gluonpar.cluster.process_collectives import (  # noqa: F401 - other packages use all of them
     PendingGather,
     all_gather,
@@ -19,6 +21,7 @@ from gluonpar.cluster.process_collectives import (  # noqa: F401 - other package
     draw_apart,
     gather,
     gather_to_first,
+    note,
     together,
     total,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "broadcast",
     "gather",
     "is_main",
+    "join",
     "local",
     "local_rank",
     "rank",

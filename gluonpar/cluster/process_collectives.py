@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from gluonpar.cluster import mpi_sums
+from gluonpar.cluster.facts import Facts, compare
 from gluonpar.cluster.world import World, rank, world
 from gluonpar.runtime import device_threads, engine, memory, nccl
 
@@ -65,7 +67,7 @@ def allreduce_rows(
     if job is None:
         return
     shape, dtype, _ = memory.kind(array)
-    call = f"{name} of rows of {shape} {dtype}"
+    meeting = Meeting(job, f"{name} of rows of {shape} {dtype}")
     on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
 
     def run() -> None:
@@ -73,7 +75,7 @@ def allreduce_rows(
         if num_devices is not None:
             rows = rows.astype("float32" if dtype == np.float16 else "float64") * num_devices
         how = indices, rows, compression == "fp16", num_devices or 1
-        union, total, number = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how))
+        union, total, number = meeting.run(lambda: mpi_sums.allreduce_rows(job, *how))
         total = total if num_devices is None else total / number
         memory.write_rows(on_host, union, total.astype(dtype, copy=False))
 
@@ -82,9 +84,17 @@ def allreduce_rows(
         on_host.copyto(array)
 
 
-def broadcast(arrays: Sequence[mx.nd.NDArray], root: int = 0, name: str = "broadcast") -> None:
-    """Replace each of ``arrays`` by that of rank ``root``, in place, by MPI, asynchronously."""
-    _push(name, lambda job, flat: _broadcast(job, flat, root), arrays)
+def broadcast(
+    arrays: Sequence[mx.nd.NDArray],
+    root: int = 0,
+    name: str = "broadcast",
+    of: Sequence[str] | None = None,
+) -> None:
+    """Replace each of ``arrays`` by that of rank ``root``, in place, by MPI, asynchronously.
+
+    Errors call them by the names ``of``, which are the same on all ranks.
+    """
+    _push(name, lambda job, flat: _broadcast(job, flat, root), arrays, of=of)
 
 
 def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
@@ -135,9 +145,9 @@ def total(values: Any) -> np.ndarray:
 class PendingGather:
     """Every process's value, a picklable object, gathered while the program goes on.
 
-    Then ``check(values)`` is called with the values by rank. Its error, and :func:`check_equal`'s
-    if ``facts`` differ, is raised at the next wait for an array that was computed from a later
-    collective. Errors call this one ``name``.
+    Then ``check(values)`` is called with the values by rank. Its error, and that of what is
+    ``compared`` as by :func:`check_equal_async`, is raised at the next wait for an array that was
+    computed from a later collective. Errors call this one ``name``.
     """
 
     def __init__(
@@ -145,20 +155,21 @@ class PendingGather:
         value: Any,
         name: str,
         check: Callable[[list], None] | None = None,
-        facts: dict[str, Any] | None = None,
+        **compared: Any,
     ) -> None:
         self.values, job = [value], world()
         self._known: mx.nd.NDArray | None = None
         if job is None:
             return
         self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
+        meeting = Meeting(job, name, **compared)
 
         def run() -> None:
-            self.values = _run(job, name, lambda: job.comm.allgather(value), facts)
+            self.values = meeting.run(lambda: job.comm.allgather(value))
             if check is not None:
                 check(self.values)
 
-        _push_operator("gather", run, [self._known])
+        _push_operator("gather", run, [self._known], meeting.reads)
 
     def wait(self) -> list:
         """Return the values by rank, when this collective has run.
@@ -170,37 +181,37 @@ class PendingGather:
         return self.values
 
 
-def check_equal(facts: dict[str, Any]) -> None:
+def check_equal(facts: Facts) -> None:
     """Raise ValueError on all ranks, naming the differences, if ``facts`` differ between ranks.
 
-    Waits for all ranks. The values of ``facts`` must be picklable and comparable with ``==``.
+    Waits for all ranks. The values of ``facts`` are numbers, texts, None, and lists, tuples and
+    dicts of these; numbers of any types are compared as Python does.
     """
-    _compare(gather(facts), "check")
+    compare(gather(facts), "check")
 
 
-def check_equal_async(facts: dict[str, Any], name: str = "check") -> None:
+def check_equal_async(
+    facts: Facts,
+    name: str = "check",
+    arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
+    has_changed: bool = False,
+) -> None:
     """Do as :func:`check_equal`, without waiting: an operator compares checksums.
 
-    Its error is raised at the next wait for an array that was computed from a later collective.
+    The bits of ``arrays``, by name, are compared, too, if any rank ``has_changed`` some. The error
+    is raised at the next wait for an array that was computed from a later collective.
     """
     job = world()
     if job is not None:
-        _push_operator("check", functools.partial(_run, job, name, facts=facts), [])
+        meeting = Meeting(job, name, facts, arrays, has_changed)
+        _push_operator("check", meeting.run, [], meeting.reads)
 
 
-def _compare(facts: Sequence[dict[str, Any]], call: str) -> None:
-    first, *others = facts
-    for number, theirs in enumerate(others, 1):
-        differences = [
-            f"{name} is {theirs.get(name)!r} on rank {number} and {first.get(name)!r} on rank 0"
-            for name in {**first, **theirs}
-            if theirs.get(name) != first.get(name)
-        ]
-        if differences:
-            raise ValueError(
-                f"rank {number} cannot train with the others: {'; '.join(differences)} ({call}). "
-                "Start all ranks with the same arguments, software and data, and do the same on all"
-            )
+def note(facts: Facts) -> None:
+    """Have the next collective, whichever it is, or the end of the program, compare these facts."""
+    job = world()
+    if job is not None:
+        job.note(facts)
 
 
 def together(function: Callable[[], Any], name: str = "gather") -> Any:
@@ -222,22 +233,34 @@ def together(function: Callable[[], Any], name: str = "gather") -> Any:
     raise kind(f"rank {failures.index(first)}: {message}") from failure
 
 
-def _push(name: str, run: Callable, arrays: Sequence[mx.nd.NDArray], by_nccl: bool = False) -> None:
-    job, arrays = world(), [array for array in arrays if array.size]
+def _push(
+    name: str,
+    run: Callable,
+    arrays: Sequence[mx.nd.NDArray],
+    by_nccl: bool = False,
+    of: Sequence[str] | None = None,
+) -> None:
+    job = world()
     if job is None:
         return
+    arrays = [*arrays]
+    shapes = [memory.kind(array)[0] for array in arrays]
+    facts: Facts = {"shape of each array": shapes}
+    if of is not None:
+        facts = {f"shape of {each}": shape for each, shape in zip(of, shapes)}
+    arrays = [array for array in arrays if array.size]
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays}):
         some = [array for array in arrays if np.dtype(array.dtype) == dtype]
-        call = f"{name} of {sum(array.size for array in some):,} {dtype}"
-        facts = {"shape of each array": [memory.kind(array)[0] for array in some]}
+        meeting = Meeting(job, f"{name} of {dtype}", facts)
+        meeting.shown = f"{name} of {sum(array.size for array in some):,} {dtype}"
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
             sum_up = functools.partial(nccl.sum_over_ranks, some, job.comm)
-            sum_of_all = functools.partial(_run, job, f"{call} by NCCL", sum_up, facts)
-            _push_operator(name, sum_of_all, some)
+            meeting.call += " by NCCL"
+            _push_operator(name, functools.partial(meeting.run, sum_up), some)
             continue
         with _staged(some, dtype) if any(on_gpus) else contextlib.nullcontext(some) as on_host:
-            run_flat = functools.partial(_run_flat, job, call, run, on_host, facts)
+            run_flat = functools.partial(_run_flat, meeting, run, on_host)
             _push_operator(name, run_flat, on_host)
 
 
@@ -246,7 +269,7 @@ def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.
     """Yield one array in pinned memory with copies of ``arrays``; on exit copy its parts back."""
     ctx = next(array.context for array in arrays if array.context.device_type == "gpu")
     size = sum(array.size for array in arrays)
-    with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), mx.util.np_shape(True):
+    with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), memory.any_shape():
         flat = [array.as_nd_ndarray().reshape((-1,)) for array in arrays]
         ends = np.cumsum([array.size for array in flat]).tolist()
         parts = [whole[end - array.size : end] for array, end in zip(flat, ends)]
@@ -257,9 +280,14 @@ def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.
             part.copyto(array)
 
 
-def _push_operator(name: str, function: Callable[[], None], arrays: list[mx.nd.NDArray]) -> None:
-    writes, name = [*arrays, _marker()], f"gluonpar.cluster.{name}"
-    engine.push(function, mx.cpu(0), writes=writes, name=name, prioritized=True)
+def _push_operator(
+    name: str,
+    function: Callable[[], None],
+    writes: Sequence[mx.nd.NDArray],
+    reads: Sequence[mx.nd.NDArray] = (),
+) -> None:
+    how: dict[str, Any] = {"name": f"gluonpar.cluster.{name}", "prioritized": True}
+    engine.push(function, mx.cpu(0), reads=reads, writes=[*writes, _marker()], **how)
 
 
 def _pieces(flat: np.ndarray) -> list[np.ndarray]:
@@ -273,12 +301,10 @@ def _broadcast(job: World, flat: np.ndarray, root: int) -> None:
         job.comm.Bcast(piece.view("u1"), root)
 
 
-def _run_flat(
-    job: World, call: str, run: Callable, arrays: Sequence[mx.nd.NDArray], facts: dict
-) -> None:
+def _run_flat(meeting: Meeting, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
     views = [memory.view(array) for array in arrays]
     flat = views[0] if len(views) == 1 else np.concatenate(views)
-    _run(job, call, lambda: run(job, flat), facts)
+    meeting.run(lambda: run(meeting.job, flat))
     if len(views) > 1:
         for view, part in zip(views, np.split(flat, np.cumsum([view.size for view in views]))):
             np.copyto(view, part)
@@ -290,26 +316,54 @@ def _wait(call: str, alone: Any, function: Callable[[World], Any]) -> Any:
     if job is None:
         return alone
     _marker().wait_to_read()
-    return _run(job, call, lambda: function(job))
+    return Meeting(job, call).run(lambda: function(job))
 
 
-def _run(
-    job: World, call: str, function: Callable[[], Any] = lambda: None, facts: dict | None = None
-) -> Any:
-    """Return ``function()``, which calls MPI, when all ranks are here with this call and facts."""
-    with job.detector.operation(call) as number:
-        given = job.meet(number, call, facts)
-        if not given:
+class Meeting:
+    """A collective: all ranks call the same, with the same facts.
+
+    With these it compares what has been noted when it is made (:func:`note`), and ``arrays`` if any
+    rank ``has_changed`` some; an operator that runs it must read these. ``shown`` is what a line on
+    stderr calls it while ranks wait for others.
+    """
+
+    def __init__(
+        self,
+        job: World,
+        call: str,
+        facts: Facts | None = None,
+        arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
+        has_changed: bool = False,
+    ) -> None:
+        self.job, self.call, self.shown = job, call, call
+        self._facts = {**(facts or {}), **job.take_noted()}
+        self._arrays, self._has_changed = arrays, has_changed
+
+    @property
+    def reads(self) -> list[mx.nd.NDArray]:
+        """The arrays that may be compared."""
+        return [*self._arrays.values()]
+
+    def _facts_and_bits(self) -> Facts:
+        bits = {f"{name} (checksum)": memory.checksum(self._arrays[name]) for name in self._arrays}
+        return {**self._facts, **bits}
+
+    def run(self, function: Callable[[], Any] = lambda: None) -> Any:
+        """Return ``function()``, which calls MPI, when all ranks are here."""
+        job, facts = self.job, self._facts_and_bits() if self._has_changed else self._facts
+        with job.detector.operation(self.shown) as number:
+            given = job.meet(number, self.call, facts, self.shown)
             with job.mpi_lock:
-                return function()
-    calls, facts_of_ranks = zip(*given)
-    if set(calls) == {call}:
-        return _compare(facts_of_ranks, call)
-    listed = "; ".join(f"rank {number}: {call}" for number, call in enumerate(calls))
-    raise RuntimeError(
-        f"the ranks differ in operation {number}: {listed}. All must call the same "
-        "collectives, with the same op, in the same order, on arrays of equal shapes and dtypes"
-    )
+                calls = {call for call, *_ in given}
+                if len(calls) == 1:  # ranks that have changed nothing have not given the bits
+                    compare(job.comm.allgather(self._facts_and_bits()), self.call)
+                if len(calls) < 2:
+                    return function()
+        listed = "; ".join(f"rank {number}: {shown}" for number, (*_, shown) in enumerate(given))
+        raise RuntimeError(
+            f"the ranks differ in operation {number}: {listed}. All must call the same "
+            "collectives, with the same op, in the same order, on arrays of equal shapes and dtypes"
+        )
 
 
 _numbers: list[tuple[int, int]] = []  # by rank, once known: see device_threads.number_from

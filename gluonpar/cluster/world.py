@@ -20,6 +20,7 @@ from typing import Any, Callable, ContextManager, Iterator, Mapping
 import numpy as np
 
 from gluonpar.cluster import failures
+from gluonpar.cluster.facts import Facts, compare, encoded
 from gluonpar.cluster.messages import Messages
 from gluonpar.install import processors
 from gluonpar.runtime import engine, interrupts, nccl, threads
@@ -85,6 +86,7 @@ class World:
         place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
         places = comm.allgather(place)
         self.mpi, self.mpi_lock = mpi, threading.Lock()
+        self._noted: dict[str, list] = {}
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.large_comm = pkl5.Intracomm(comm)  # also for picklable objects of more than 2 GiB
         hosts = [host for host, *_ in places]
@@ -110,19 +112,35 @@ class World:
 
         def meet() -> None:
             with self.detector.operation(failures.ENDED) as number:
-                self.meet(number, failures.ENDED)
+                given = self.meet(number, failures.ENDED, self.take_noted(), failures.ENDED)
+            try:
+                compare([facts for _, facts, _ in given] or [{}], "the last update")
+            except ValueError as error:
+                self.detector.abort(f"has ended its program, but {error}")
 
         engine.drain()
         self.messages.close(meet)
         self.detector.stop()
 
-    def meet(self, number: int, call: str, facts: Any = None) -> list[tuple[str, Any]]:
+    def note(self, facts: Facts) -> None:
+        """Keep facts for the next :meth:`take_noted`; of several of one name, all."""
+        for name, value in facts.items():
+            self._noted.setdefault(name, []).append(value)
+
+    def take_noted(self) -> Facts:
+        """Return the facts that have been noted since the last call."""
+        noted, self._noted = self._noted, {}
+        return {name: values[0] if len(values) == 1 else values for name, values in noted.items()}
+
+    def meet(
+        self, number: int, call: str, facts: Facts, shown: str
+    ) -> list[tuple[str, Facts, str]]:
         """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
 
         Returns [] if all ranks have given the same call and facts, else those of each rank. Ends
         the job if only some ranks are at the end of their programs.
         """
-        checksum = zlib.crc32(f"{call} {facts}".encode())
+        checksum = zlib.crc32(f"{call} {encoded(facts)}".encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
@@ -134,10 +152,10 @@ class World:
         if extremes[0] == -extremes[1]:  # the largest is the smallest
             return []
         with self.mpi_lock:
-            given = self.comm.allgather((call, facts))
-        calls = [call for call, _ in given]
-        if failures.ENDED in calls:
-            waits = next(call for call in calls if call != failures.ENDED)
+            given = self.comm.allgather((call, facts, shown))
+        calls = [call for call, *_ in given]
+        if len({*calls}) > 1 and failures.ENDED in calls:
+            waits = next(shown for call, _, shown in given if call != failures.ENDED)
             why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
             self.detector.abort(why, calls.index(failures.ENDED))
         return given
@@ -262,6 +280,11 @@ def local() -> Iterator[None]:
 def is_local() -> bool:
     """Return whether the calling thread is inside :func:`local`."""
     return getattr(_thread, "is_local", False)
+
+
+def is_apart() -> bool:
+    """Return whether the calling thread is inside :func:`local` in a rank of a job."""
+    return _rank_pid is not None and is_local()
 
 
 def scope() -> Callable[[], ContextManager[None]]:

@@ -57,7 +57,7 @@ def atomic() -> Iterator[None]:
     Another thread's call waits until all operators of this one have been pushed, and Ctrl-C is
     raised after that. Autograd records none of them, and arrays may have 0 dimensions.
     """
-    with interrupts.held(), pushing, autograd.pause(), mx.util.np_shape(True):
+    with interrupts.held(), pushing, autograd.pause(), memory.any_shape():
         yield
 
 
@@ -179,16 +179,24 @@ class Exchange:
                 cluster.allreduce(arrays, self._compression, by_nccl, self._combine, name)
 
     @atomic()
-    def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
+    def broadcast(
+        self,
+        buckets: Sequence[Bucket],
+        rank: int = 0,
+        name: str = "broadcast",
+        of: Sequence[str] | None = None,
+    ) -> None:
         """Replace every array of each list by the root's array of process ``rank``.
 
-        Buckets without a root are left as they are.
+        Buckets without a root are left as they are. Errors call the lists by the names ``of``.
         """
+        names = iter(of or ())
         for lists, root, _ in buckets:
             if root is None:
                 continue
             if self.num_processes > 1:
-                cluster.broadcast([data[root] for data in lists], rank, name)
+                of_lists = [*itertools.islice(names, len(lists))]
+                cluster.broadcast([data[root] for data in lists], rank, name, of_lists or None)
             if len(self.ctx) > 1:
                 executor.broadcast(self.chosen(lists), lists, root)
 

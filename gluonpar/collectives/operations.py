@@ -177,7 +177,7 @@ def reduce(data: Sequence[mx.nd.NDArray], root: int = 0, op: str = "sum") -> Non
     over = checked_exchange({"data": data}, op=op)
     rank, device = divmod(_checked_root(root, over), len(data))
     if over.num_processes > 1 and rank != cluster.rank():
-        with autograd.pause(), mx.util.np_shape(True):
+        with autograd.pause(), memory.any_shape():
             data, device = [data[0].copy(), *data[1:]], 0
     name = f"reduce to array {root} of {over.num_arrays}"
     over.reduce(in_buckets([data], root=device), name)

@@ -88,16 +88,16 @@ class Step:
         lists = [param.list_data() for param in self._params]
         self._exchange.inside.broadcast(in_buckets(lists))
 
-    def parts(
-        self, ignore_stale_grad: bool, facts: dict[str, Any] | None = None
-    ) -> list[ParamBucket]:
+    def parts(self, ignore_stale_grad: bool, **compared: Any) -> list[ParamBucket]:
         """Return the buckets to be summed, without parameters that no device of any rank used.
 
-        All ranks must call this before each sum; they compare ``facts``. Raises UserWarning for a
+        All ranks must call this before each sum; what they compare are arguments of
+        :func:`gluonpar.cluster.check_equal_async`. Raises UserWarning for a
         parameter without a new gradient, unless ``ignore_stale_grad``.
         """
-        how = self._exchange.num_processes, self._name, facts
-        buckets = self._filled(*gradients.summands(self._grads, *how), ignore_stale_grad)
+        how = self._exchange.num_processes, self._name
+        summands = gradients.summands(self._grads, *how, **compared)
+        buckets = self._filled(*summands, ignore_stale_grad)
         heap.return_free([each.grads for bucket in buckets for each in bucket.copies])
         return buckets
 
@@ -255,6 +255,10 @@ class Step:
         def rule_of(copies: Copies) -> tuple:
             i, (lr, wd) = copies.index, rates[copies.index]
             momentum = self._updater.prepare(i, copies.params[self._roots[i]])
+            if self._updater.note:
+                options = [(name, getattr(sgd, name)) for name in ("momentum", "clip_gradient")]
+                used = [("lr", lr), ("wd", wd), ("rescale_grad", sgd.rescale_grad), *options]
+                self._updater.note([i], [(name, value) for name, value in used if value])
             rule = optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient or 0)
             return rule, [] if momentum is None else [momentum]
 

@@ -20,7 +20,7 @@ from gluonpar.gluon import clipping, consistency, update
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.gluon.sharded_step import Refusal, Step, are_finite
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import memory, private_fields
+from gluonpar.runtime import memory, private_fields, used_numbers
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
@@ -34,7 +34,7 @@ def _not_recorded(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with autograd.pause(train_mode=autograd.is_training()), mx.util.np_shape(True):
+        with autograd.pause(train_mode=autograd.is_training()), memory.any_shape():
             return method(*args, **kwargs)
 
     return cluster.in_scope(called)
@@ -110,13 +110,15 @@ class Trainer(gluon.Trainer):
         self.__skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self.__step: Step | None = None  # made in the first one
         self.__inside_no_sync, self.__bucket_bytes = False, bucket_bytes
-        followers = update.followers(self._params, self._contexts)
-        self._updaters = [update.Updater(self._optimizer), *followers]
+        first = update.Updater(self._optimizer)
+        self._updaters = [first, *update.followers(self._params, self._contexts)]
         self.__options: dict[str, Any] = {"algorithm": algorithm, "compression": compression}
         # Before the first forward: it shares out threads.
         Exchange(self._contexts, **self.__options)
         update.check_draws_nothing(self._optimizer, cluster.size())
         self.__identity = consistency.Identity(self, self.__in_order)
+        if self.__identity.name:
+            first.note = self.__note
         self.__grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
             self.__compare()  # before the first forward, so that ranks that differ are refused
@@ -131,14 +133,15 @@ class Trainer(gluon.Trainer):
         not positive and finite, and inside :meth:`no_sync`.
         """
         work = self.__begun()
-        facts = self.__rescale(optim.check_batch_size(batch_size))
+        batch_size = self.__told(optim.check_batch_size(batch_size))
+        compared = self.__compared(batch_size=batch_size)
         halves = (self._allreduce_grads, Trainer._allreduce_grads), (self._update, Trainer._update)
         if any(getattr(own, "__func__", None) is not ours for own, ours in halves):
-            cluster.check_equal_async(facts, self.__identity.name)
+            cluster.check_equal_async(name=self.__identity.name, **compared)
             self._allreduce_grads()
             self._update(ignore_stale_grad)
             return
-        buckets = work.parts(ignore_stale_grad, facts)
+        buckets = work.parts(ignore_stale_grad, **compared)
         # AMP inspects all devices' sums before the update.
         work.sum_and_update(buckets, self.__is_left_out, on_all=hasattr(self, "_amp_loss_scaler"))
 
@@ -162,8 +165,7 @@ class Trainer(gluon.Trainer):
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
         self.__begun()
-        facts = self.__rescale(optim.check_batch_size(batch_size, may_overflow=True))
-        cluster.check_equal_async(facts, self.__identity.name)
+        self.__told(optim.check_batch_size(batch_size, may_overflow=True))
         gradients.check_summed(self._params)
         self._update(ignore_stale_grad)
 
@@ -171,7 +173,7 @@ class Trainer(gluon.Trainer):
     def _allreduce_grads(self) -> None:
         """The method that programs override or call in ``gluon.Trainer``."""
         work = self.__begun()
-        work.sum(work.parts(ignore_stale_grad=True))
+        work.sum(work.parts(ignore_stale_grad=True, **self.__compared()))
 
     @_not_recorded
     def _update(self, ignore_stale_grad: bool = False) -> None:
@@ -283,10 +285,19 @@ class Trainer(gluon.Trainer):
 
     _init_kvstore = _reset_kvstore
 
-    def __rescale(self, batch_size: Any) -> dict[str, Any]:
-        """Set ``rescale_grad``; return what must be the same on all ranks in this step."""
+    def __told(self, batch_size: float) -> float:
+        """Have the next update divide by ``batch_size``, and return it."""
         self._check_and_rescale_grad(self._scale / batch_size)
-        return self.__identity.facts(batch_size=batch_size)
+        if self.__identity.name:
+            gradients.tell_samples(self.__grads, batch_size)
+        return batch_size
+
+    def __compared(self, **facts: Any) -> dict[str, Any]:
+        """Return what ranks compare before a sum: these facts, and those of this Trainer."""
+        return {"facts": self.__identity.facts(**facts), **self.__identity.arrays()}
+
+    def __note(self, indices: Sequence[int], used: used_numbers.Numbers) -> None:
+        self.__identity.note([self._params[i] for i in indices], used)
 
     def __compare(self) -> None:
         self.__identity.check(**self.__options, bucket_bytes=self.__bucket_bytes)

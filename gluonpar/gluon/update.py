@@ -14,7 +14,7 @@ MXNet's Updater applies an optimizer and holds its states. Four of its faults ar
 from __future__ import annotations
 
 import collections.abc
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +22,9 @@ from mxnet import gluon, nd
 from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signum, ccSGD
 
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.runtime import devices, private_fields, set_values
+from gluonpar.runtime import devices, private_fields, set_values, used_numbers
+
+Note = Callable[[Sequence[int], used_numbers.Numbers], None]
 
 
 def listed(params: Any) -> list[gluon.Parameter]:
@@ -80,10 +82,14 @@ def check_draws_nothing(optimizer: Any, num_processes: int) -> None:
 
 
 class Updater(mx.optimizer.Updater):
-    """Updates weights of one device by their gradients."""
+    """Updates weights of one device by their gradients.
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    ``note`` is called with the indices of parameters and the numbers by which they were updated.
+    """
+
+    def __init__(self, optimizer: Optimizer, note: Note | None = None) -> None:
         super().__init__(optimizer)
+        self.note = note
         # Of parameters that are their float32 copies, rounded: how often their values had been set.
         self.compared: dict[int, int] = {}
         # Besides the states: LBSGD has arrays of its own, and optimizers not of MXNet may.
@@ -108,7 +114,12 @@ class Updater(mx.optimizer.Updater):
         updated = [w.as_nd_ndarray() for w in weight]
         if isinstance(self.optimizer, NAG):
             updated = [w.copy() for w in updated]  # which no forward brings into another layout
-        super().__call__(index, grad, updated)
+        if self.note is None:
+            super().__call__(index, grad, updated)
+        else:
+            with used_numbers.noted() as used:
+                super().__call__(index, grad, updated)
+            self.note(index, used)
         if isinstance(self.optimizer, NAG):
             for new, w in zip(updated, weight):
                 new.copyto(w.as_nd_ndarray())

@@ -33,25 +33,29 @@ class Age:
         """Note that the gradients are that sum now."""
         self._time, self._num_written = _num_sums - 1, [0] * len(self._num_written)
 
-    def of(self, counts: bool, is_added: bool) -> tuple[int, int]:
-        """Return both numbers, the first one -1 if none counts; added gradients are new."""
-        if not counts:
-            return -1, 0
+    def of(self, counts: bool, is_added: bool, is_lost: bool) -> tuple[int, int]:
+        """Return both numbers, the first one -1 if none counts; added gradients are new.
+
+        The second one is -1 if a gradient has been lost.
+        """
+        if is_lost or not counts:
+            return -1, -int(is_lost)
         return (_num_sums, 0) if is_added else (self._time, max(self._num_written))
 
 
 def of_ranks(
-    ages: Sequence[tuple[int, int]], of: str, facts: dict[str, Any] | None
+    ages: Sequence[tuple[int, int]], of: str, **compared: Any
 ) -> tuple[list[bool], list[bool]]:
     """Begin a sum; return for each parameter if any rank has a gradient, and if this one's is old.
 
-    All ranks call this before each sum, with the ages of the same parameters, the same name ``of``
-    and the same ``facts``. A rank that has new gradients of all parameters does not wait. Raises
-    ValueError, also later, if it cannot be told which ranks had samples of the last batch.
+    All ranks call this before each sum, with the ages of the same parameters and the same name
+    ``of``; what else they compare are arguments of :func:`gluonpar.cluster.check_equal_async`. A
+    rank that has new gradients of all parameters does not wait. Raises ValueError, also later, if
+    it cannot be told which ranks had samples of the last batch.
     """
     global _num_sums
     mine = np.array(ages).reshape(-1, 2)
-    gathered = cluster.PendingGather(mine, f"gradients of {of}", _check, facts)
+    gathered = cluster.PendingGather(mine, f"gradients of {of}", _check, **compared)
     _num_sums += 1
     if (mine[:, 0] == _num_sums - 1).all():
         return [True] * len(ages), [False] * len(ages)
@@ -61,6 +65,11 @@ def of_ranks(
 
 def _check(of_ranks: Sequence[np.ndarray]) -> None:
     sums, written = np.array(of_ranks).transpose(2, 0, 1)
+    for rank in np.flatnonzero((written < 0).any(axis=1)):
+        raise ValueError(
+            f"a pass inside cluster.local() has overwritten gradients of the job on rank {rank}; "
+            "call step() before it, or autograd.grad in it, which writes other arrays"
+        )
     newest = sums == sums.max(axis=0)
     most = np.where(newest, written, -1).max(axis=0)
     least = np.where(newest, written, np.iinfo("int64").max).min(axis=0)

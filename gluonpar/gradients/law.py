@@ -19,6 +19,9 @@ So the third of the passes ``0 1 0`` on devices 0 and 1 begins a batch. The four
 does not: two passes for each device, as in adversarial training. Where two batches cannot be told
 apart, all gradients count, as in MXNet.
 
+On a rank of a job, passes inside ``cluster.local()`` are of batches of their own. Steps of the job
+leave these out; what is inside, a program of one process, goes by all passes.
+
 This module is the law, and nothing else: it reads no array, and calls nothing of MXNet.
 """
 
@@ -36,8 +39,8 @@ class Batch:
 
     numbers = itertools.count()
 
-    def __init__(self) -> None:
-        self.number, self.is_used = next(self.numbers), False
+    def __init__(self, is_local: bool = False) -> None:
+        self.number, self.is_used, self.is_local = next(self.numbers), False, is_local
         # Of these, some may be of another batch by now. Parts on whose devices others have written
         # since are left out.
         self.parts: set[Part] = set()
@@ -64,8 +67,15 @@ BEFORE = Part(Batch())  # of what was written before gradients were tracked, or 
 BEFORE.batch.use()
 
 
+class _Newest:
+    """Which batch has written last, and by device whether the gradient counts."""
+
+    def __init__(self, num_devices: int) -> None:
+        self.batch, self.counts = BEFORE.batch, [True] * num_devices
+
+
 class Tracked:
-    """One parameter on some devices: which batch has written it last, and which gradients count."""
+    """One parameter on some devices: which batches have written it last, and what counts."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = devices
@@ -73,25 +83,34 @@ class Tracked:
 
     def reset(self) -> None:
         """Have all gradients count, and none belong to a batch that passes go on with."""
-        self.batch = BEFORE.batch  # that has written last
         self.wrote = [BEFORE] * len(self.devices)  # by device, last
-        self._counts = [True] * len(self.devices)
+        self._all, self._of_job = _Newest(len(self.devices)), _Newest(len(self.devices))
+
+    def newest(self, is_local: bool) -> Batch:
+        """Return the batch that has written last, of the job or, if ``is_local``, of all."""
+        return self._all.batch if is_local else self._of_job.batch
 
     def note(self, i: int, part: Part) -> None:
         """Note that ``part`` of a batch writes the gradient on device ``i``."""
-        if self.batch is not part.batch:
-            self.batch = part.batch
-            of_batch = [written.batch is self.batch for written in self.wrote]
-            self._counts = [*map(bool.__and__, self._counts, of_batch)]
-        self.wrote[i], self._counts[i] = part, True
+        for view in (self._all, self._of_job):
+            if view is self._of_job and part.batch.is_local:
+                view.counts[i] = False
+                continue
+            if view.batch is not part.batch:
+                view.batch = part.batch
+                of_batch = [written.batch is part.batch for written in self.wrote]
+                view.counts = [*map(bool.__and__, view.counts, of_batch)]
+            view.counts[i] = True
+        self.wrote[i] = part
 
     def note_added(self, i: int) -> None:
         """Note that a pass adds to the gradient on device ``i``, which is then of no batch."""
-        self.wrote[i], self._counts[i] = BEFORE, True
+        self.wrote[i] = BEFORE
+        self._all.counts[i] = self._of_job.counts[i] = True
 
-    def among(self, written: Sequence[bool]) -> list[bool]:
+    def among(self, written: Sequence[bool], is_local: bool = False) -> list[bool]:
         """Return by device which gradients count, among those that have been written."""
-        by_device = zip(written, self._counts, self.wrote)
+        by_device = zip(written, (self._all if is_local else self._of_job).counts, self.wrote)
         return [is_new and counts and not part.has_failed for is_new, counts, part in by_device]
 
 
@@ -99,18 +118,21 @@ class Tracked:
 Written = Tuple[Any, Any, int]
 
 
-def write(written: Sequence[Written], thread: int) -> tuple[Batch, list[tuple[Any, int]]]:
-    """Note what a pass of ``thread`` will write.
+def write(
+    written: Sequence[Written], thread: int, is_local: bool = False
+) -> tuple[Batch, list[tuple[Any, int]]]:
+    """Note what a pass of ``thread``, of the job or inside ``cluster.local()``, will write.
 
     Returns the batch that the pass is of, and the gradients that another part has written before.
     """
     recordings, params, indices = map(set, zip(*written))
-    newest = max({tracked.batch for tracked in params}, key=lambda batch: batch.number)
+    newest = max((tracked.newest(is_local) for tracked in params), key=lambda batch: batch.number)
     parts = {_part(recording, newest) for recording in recordings}
     devices = {tracked.devices[i] for _, tracked, i in written}
     is_first = 0 in indices
-    begins = newest.is_used or _begins_another(newest, parts, devices, thread, is_first)
-    batch = Batch() if begins else newest
+    is_over = newest.is_used or newest.is_local != is_local
+    begins = is_over or _begins_another(newest, parts, devices, thread, is_first)
+    batch = Batch(is_local) if begins else newest
     for part in parts:
         if part.batch is not batch:
             part.batch = batch

@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 from mxnet import autograd, gluon
 
 from gluonpar.cluster import world
-from gluonpar.gradients import law, sums
+from gluonpar.gradients import law, samples, sums
 from gluonpar.gradients.by_hand import Unjoined
 from gluonpar.gradients.records import Gradients, tracked
 from gluonpar.gradients.static_graphs import track
@@ -17,9 +17,10 @@ from gluonpar.runtime import private_fields, tape
 _numbers = itertools.count()  # of passes
 
 
-def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
+def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callable[[], None]:
     """Note what a pass will write; return what is to be done after it."""
-    thread, number = tape.this_thread.program, next(_numbers)
+    samples.count(heads, reached)
+    thread, number, is_local = tape.this_thread.program, next(_numbers), world.is_apart()
     written: list[law.Written] = []
     added: list[tuple[Gradients, int]] = []
     followed: list[tuple[Gradients, int]] = []
@@ -34,10 +35,11 @@ def _begin_pass(reached: Sequence[tape.Written]) -> Callable[[], None]:
                 added.append((record, i))
             else:
                 record.sums = None
+                record.note_lost(i, is_local)
                 written.append(each)
         if written:
-            batch, new = law.write(written, thread)
-            for grads, i in new:
+            batch, new = law.write(written, thread, is_local)
+            for grads, i in () if is_local else new:
                 grads.age.count(i)
             for grads, _ in added:
                 grads.beside.add(batch)

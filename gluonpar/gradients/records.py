@@ -13,6 +13,7 @@ from typing import Any, Iterable, NamedTuple, Sequence
 import mxnet as mx
 from mxnet import gluon
 
+from gluonpar.cluster import world
 from gluonpar.gradients import law
 from gluonpar.gradients.ages import Age
 from gluonpar.runtime import memory, private_fields, tape
@@ -65,10 +66,11 @@ class Gradients(Owner, law.Tracked):
     """The gradients of one parameter: ``grads[i]`` that of ``values[i]``, which is on device i.
 
     MXNet's flags say which of them backward has written since a step of gluonpar's has used them,
-    and the law which of these count.
+    and the law which of these count: those of the job or, inside ``cluster.local()``, all.
     """
 
     accumulates = False  # whether passes add until the next update
+    num_samples = 0  # of all passes: see samples.py
 
     def __init__(
         self, values: Sequence[mx.nd.NDArray], handles: Sequence[Any], grads: list
@@ -79,6 +81,7 @@ class Gradients(Owner, law.Tracked):
         self.beside: set[law.Batch] = set()  # batches of passes that have added to these gradients
         self.sums: Sums | None = None  # None while they are parts
         self.age = Age(len(values))
+        self.lost: set[int] = set()  # devices where a pass in local() overwrote what was of the job
         self.own(values, handles)
         self._written = [*map(memory.grad_pointer, values)]
         self._chunks: list[int | None] = [*map(memory.chunk, grads)]
@@ -92,7 +95,14 @@ class Gradients(Owner, law.Tracked):
         flags = memory.grad_flags(self.values)
         if self.adds_always:
             return [any(flags)] * len(flags)
-        return self.among(flags)
+        return self.among(flags, world.is_apart())
+
+    def note_lost(self, i: int, is_local: bool) -> None:
+        """Note, before a pass writes the gradient on device ``i``, if that was of the job."""
+        if not is_local:
+            self.lost.discard(i)
+        elif self.among(memory.grad_flags(self.values))[i]:
+            self.lost.add(i)
 
     def follow(self, i: int) -> None:
         """Have ``grads[i]`` be the array that backward has written, which may be another one.

@@ -43,7 +43,7 @@ def mark_used(of_params: Iterable[Gradients]) -> None:
     """Let none of these gradients count until backward has written it again."""
     with tape.lock:
         for grads in of_params:
-            if any(grads.counting()):
+            if grads.lost or any(grads.counting()):
                 _use(grads)
             memory.set_grad_flags(grads.values, False)
             grads.accumulates, grads.sums = False, grads.sums if grads.adds_always else None
@@ -76,9 +76,11 @@ def mark_exchanged(of_params: Sequence[Gradients], on_some_rank: Sequence[bool])
 
 
 def _use(grads: Gradients) -> None:
-    for batch in (grads.batch, *grads.beside):
+    for batch in (grads.newest(True), grads.newest(False), *grads.beside):
         batch.use()
     grads.beside.clear()
+    if not world.is_apart():
+        grads.lost.clear()
 
 
 def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
@@ -91,9 +93,9 @@ operations.after_sums.append(_note_sums)
 
 
 def are_sums(of_params: Sequence[Gradients]) -> bool:
-    """Return whether some of these gradients are sums, and all that count."""
-    parts = [grads for grads in of_params if grads.sums is None]
-    return len(parts) < len(of_params) and not any(any(grads.counting()) for grads in parts)
+    """Return whether some of these gradients count, and all that do are sums."""
+    counting = [grads for grads in of_params if any(grads.counting())]
+    return bool(counting) and all(grads.sums is not None for grads in counting)
 
 
 def check_summed(params: Iterable[gluon.Parameter]) -> None:
@@ -112,21 +114,21 @@ def summands(
     of_params: Sequence[Gradients],
     num_processes: int,
     of: str,
-    facts: dict[str, Any] | None = None,
+    **compared: Any,
 ) -> tuple[list[list[bool]], list[bool]]:
     """Return per parameter which devices' gradients the next sum adds, and whether it adds any.
 
     The former is for this rank, the latter for all. If the gradients are sums, one is added. All
-    ranks call this before each sum, with the same name ``of`` and the same ``facts``; gradients
-    that are older than other ranks' are not added. A rank that has new gradients of all parameters
-    does not wait.
+    ranks call this before each sum, with the same name ``of``; what else they compare are arguments
+    of :func:`gluonpar.cluster.check_equal_async`. Gradients that are older than other ranks' are
+    not added. A rank that has new gradients of all parameters does not wait.
     """
     new = [grads.counting() for grads in of_params]
     on_some_rank, is_old = [*map(any, new)], [False] * len(new)
-    if num_processes > 1 and (of_params or facts):
+    if num_processes > 1 and (of_params or compared):
         pairs = zip(of_params, on_some_rank)
-        of_this = [grads.age.of(counts, grads.adds()) for grads, counts in pairs]
-        on_some_rank, is_old = ages.of_ranks(of_this, of, facts)
+        of_this = [grads.age.of(counts, grads.adds(), bool(grads.lost)) for grads, counts in pairs]
+        on_some_rank, is_old = ages.of_ranks(of_this, of, **compared)
     added = []
     for grads, counts, old in zip(of_params, new, is_old):
         on = range(len(counts)) if grads.sums is None else grads.sums.added

@@ -11,11 +11,12 @@ from typing import Iterator, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar.install import driver
+from gluonpar.runtime import memory
 
 KINDS = ("auto", "gpu", "cpu")
 MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
 DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
-_CUDA_RUNTIME, _ALREADY_ENABLED = "libcudart.so.11.0", 704  # libmxnet.so has loaded this one
+_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
 
 
 class DeviceChoice(NamedTuple):
@@ -135,7 +136,7 @@ def _gpus(ctx: Sequence[mx.Context]) -> frozenset[int]:
 def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
     if len(gpus) < 2 or os.environ.get("MXNET_ENABLE_GPU_P2P") == "0":
         return frozenset()
-    cuda, current, enabled = ctypes.CDLL(_CUDA_RUNTIME), ctypes.c_int(), set()
+    cuda, current, enabled = ctypes.CDLL(memory.CUDA_RUNTIME), ctypes.c_int(), set()
     cuda.cudaGetDevice(ctypes.byref(current))
     for i, j in driver.peers(gpus):
         cuda.cudaSetDevice(i)

@@ -15,6 +15,7 @@ import itertools
 import math
 import struct
 import threading
+import zlib
 from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
@@ -58,6 +59,7 @@ _allocate_indices = _LIB["_ZNK5mxnet7NDArray20CheckAndAllocAuxDataEmRKNS_6TShape
 # void NDArray::Chunk::CheckAndAllocData(const TShape&, int dtype)
 _allocate_rows = _LIB["_ZN5mxnet7NDArray5Chunk17CheckAndAllocDataERKNS_6TShapeEi"]
 
+CUDA_RUNTIME = "libcudart.so.11.0"  # libmxnet.so has loaded this one
 _layout_checked = False
 _kept: list[mx.nd.NDArray] = []  # freeing an array would start the worker of its context
 _COPIES_UNDER_WAY = 4
@@ -206,6 +208,17 @@ def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
     return written
 
 
+@contextlib.contextmanager
+def any_shape() -> Iterator[None]:
+    """Let arrays have no dimensions or no elements, as ``mx.util.np_shape`` does, which logs it."""
+    before = ctypes.c_int()
+    check_call(_LIB.MXSetIsNumpyShape(1, ctypes.byref(before)))
+    try:
+        yield
+    finally:
+        check_call(_LIB.MXSetIsNumpyShape(before, ctypes.byref(ctypes.c_int())))
+
+
 def num_bytes(array: mx.nd.NDArray) -> int:
     """Return the number of bytes of the array's elements."""
     shape, dtype, _ = kind(array)
@@ -251,6 +264,19 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
         start = address(array) if of_onednn or unallocated else start + fields[6]
         flat.append(_elements(start, size, dtype))
     return flat
+
+
+def checksum(array: mx.nd.NDArray) -> int:
+    """Return the CRC-32 of a dense array's bits, on any context; call this as :func:`view`."""
+    if array.context.device_type == "cpu":
+        return zlib.crc32(view(array).data)
+    copy = np.empty(num_bytes(array), "u1")
+    cuda, on_host = ctypes.CDLL(CUDA_RUNTIME), ctypes.c_void_p(copy.ctypes.data)
+    size, to_host = ctypes.c_size_t(copy.size), 2
+    failed = cuda.cudaMemcpy(on_host, ctypes.c_void_p(address(array)), size, to_host)
+    if failed:
+        raise RuntimeError(f"cudaMemcpy failed with error {failed}")
+    return zlib.crc32(copy.data)
 
 
 def _elements(start: int, size: int, dtype: np.dtype) -> np.ndarray:

@@ -33,7 +33,7 @@ from mxnet.base import _LIB
 
 from gluonpar.runtime import engine, memory
 
-LIBRARY, _RUNTIME = "libnccl.so.2", "libcudart.so.11.0"  # libmxnet.so has loaded both
+LIBRARY = "libnccl.so.2"  # libmxnet.so has loaded it
 # ncclDataType_t and ncclRedOp_t
 DTYPES = dict(int8=0, uint8=1, int32=2, int64=4, float16=6, float32=7, float64=8)
 OPS = {"sum": 0, "max": 2, "min": 3}
@@ -211,7 +211,7 @@ def _library() -> Any:
 
 @functools.lru_cache(None)
 def _cuda() -> ctypes.CDLL:
-    cuda = ctypes.CDLL(_RUNTIME)
+    cuda = ctypes.CDLL(memory.CUDA_RUNTIME)
     cuda.cudaGetErrorString.restype = ctypes.c_char_p
     return cuda
 

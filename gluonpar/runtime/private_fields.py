@@ -19,10 +19,12 @@ grads = attrgetter("_grad")  # its gradients by device; None if it has none
 stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage types of these
 awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will initialise it
 trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
+differentiable = attrgetter("_differentiable")  # False for running statistics
 
 # Of a gluon.Block: its direct children, by name, and its parameters by their place in the block, as
 # ``save_parameters`` names them.
 children, params_by_place = attrgetter("_children"), methodcaller("_collect_params_with_prefix")
+alias = methodcaller("_alias")  # with a number, the prefix of a block that is given none
 
 # Of a gluon.Trainer:
 params = attrgetter("_params")  # a list; the optimizer's indices are its indices

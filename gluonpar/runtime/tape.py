@@ -37,8 +37,9 @@ owners: dict[str, tuple[Any, int]] = {}
 # By the thread's identifier, since the first own().
 num_passes: collections.Counter = collections.Counter()
 _MOST_RECORDINGS = 2048  # that are kept, in one or two megabytes
-# What is called with what a pass will write, if there is something, and its result after the pass.
-observers: list[Callable[[Sequence[Written]], Callable[[], None]]] = []
+# What is called with what a pass will write, if there is something, and the handles of its heads;
+# and its result after the pass.
+observers: list[Callable[[Sequence[Written], Sequence[int]], Callable[[], None]]] = []
 _marker: mx.nd.NDArray  # reshaping it makes a node of the graph, and computes nothing
 _backward, _attach = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables
 _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
@@ -153,8 +154,9 @@ def _watched_pass(*arguments: Any) -> int:
         return _backward(*arguments)
     with interrupts.held():
         handles = ctypes.cast(heads, ctypes.POINTER(ctypes.c_void_p))
-        written = _written(handles[: _number(num_heads)])
-        ends = [begin_pass(written) for begin_pass in observers] if written else []
+        of_heads = handles[: _number(num_heads)]
+        written = _written(of_heads)
+        ends = [begin_pass(written, of_heads) for begin_pass in observers] if written else []
         try:
             return _backward(*arguments)
         finally:

@@ -1,10 +1,16 @@
-"""A rank of a job in which rank 1 does something else, again and again: each time both are told.
+"""A rank of a job in which one rank does something else, again and again: each time all are told.
 
-python unlike_ranks.py NUM_DEVICES FOLDER. Every difference is an error on all ranks that names it.
-After it has been caught, the ranks go on together.
+python unlike_ranks.py NUM_DEVICES FOLDER [NUMBER]. Every difference is an error on all ranks that
+names it. After it has been caught, the ranks go on together. What is equal, or different only in
+how it came about, is no error. NUMBER programs are drawn in which a number differs, or only its
+type does.
 """
 
+import functools
+import random
 import sys
+
+import numpy as np
 
 import gluonpar
 from gluonpar import cluster, collectives
@@ -13,20 +19,39 @@ import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 from contexts import contexts  # isort: skip
 
-HYPER = {"learning_rate": 0.1, "momentum": 0.9}
+HYPER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+
+
+@mx.optimizer.register
+class Own(mx.optimizer.Optimizer):
+    """Its numbers are neither attributes of its own nor parameters of an operator of MXNet's."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.inner = {"sgd": [mx.optimizer.SGD(**options)]}
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        [sgd] = self.inner["sgd"]
+        weight[:] = weight - (grad * self.rescale_grad + weight * sgd.wd) * sgd.lr
 
 
 class Training:
     """Layers with these names, made in their order, and a Trainer of all of them."""
 
-    def __init__(self, names="ab", optimizer="sgd", in_units=1, **options):
+    def __init__(self, names="ab", optimizer="sgd", in_units=1, door=None, hyper=HYPER, **options):
         self.layers, self.in_units = {}, in_units
         for name in names:
             layer = gluon.nn.Dense(1, in_units=in_units, prefix=f"{name}_")
             layer.initialize(mx.init.One(), ctx=contexts(K))
             self.layers[name] = layer
         given = [p for layer in self.layers.values() for p in layer.collect_params().values()]
-        self.trainer = gluonpar.Trainer(given, optimizer, dict(HYPER), **options)
+        if door:
+            self.trainer = gluon.Trainer(given, optimizer, dict(hyper), kvstore=door)
+        else:
+            self.trainer = gluonpar.Trainer(given, optimizer, dict(hyper), **options)
 
     def step(self, batch_size=1):
         with autograd.record():
@@ -75,11 +100,11 @@ def two_sums(there):
         training.trainer.allreduce_grads()
 
 
-def changed(change):
+def changed(change, **options):
     """A difference that comes after two steps."""
 
     def run(there):
-        training = Training()
+        training = Training(**options)
         for _ in range(2):
             training.step()
         if there:
@@ -93,6 +118,14 @@ def load(training):
     training.weight.set_data(mx.nd.ones((1, 1)) * 3)
 
 
+def own_rate(training):
+    training.trainer.optimizer.inner["sgd"][0].lr = 0.5
+
+
+def schedule(training):
+    training.trainer.optimizer.lr_scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)
+
+
 def of_weight(name, value):
     return changed(lambda training: setattr(training.weight, name, value))
 
@@ -103,8 +136,18 @@ def of_optimizer(name, value):
 
 def load_file(training):
     layer = training.layers["a"]
+    values = layer.weight.data().copy()
+    load(training)
     layer.save_parameters(PATH)
+    layer.weight.set_data(values)
     layer.load_parameters(PATH, ctx=contexts(K))
+
+
+def drawn_anew(there):
+    training = Training()
+    training.step()
+    training.weight.set_data(mx.nd.full((1, 1), 1 + there))  # on all ranks
+    training.step()
 
 
 def batch_size(there):
@@ -129,6 +172,7 @@ def many(there):
 
 
 # What is different, and what the error says.
+SCALES = {**HYPER, "rescale_grad": 1.0}, {**HYPER, "rescale_grad": 0.5}
 EXPERTS = [("a", "b", f"expert{i}") for i in (1, 2)]
 DIFFERENCES = {
     "order of parameters": (made(names=("ab", "ba")), "parameter 0 is ('b_weight'"),
@@ -140,13 +184,19 @@ DIFFERENCES = {
     "optimizer": (made(optimizer=("sgd", "nag")), "optimizer is 'NAG' on rank 1"),
     "order of Trainers": (two_trainers, "(critic_"),
     "order of sums": (two_sums, "(critic_"),
-    "set_data": (changed(load), "values set by set_data or load_parameters"),
-    "load_parameters": (changed(load_file), "['a_weight', 'a_bias'] on rank 1"),
+    "set_data": (changed(load), "value of a_weight (checksum) is"),
+    "load_parameters": (changed(load_file), "value of a_weight (checksum) is"),
+    "set to others": (drawn_anew, "value of a_weight (checksum) is"),
     "freeze": (of_weight("grad_req", "null"), "grad_req is {'a_weight': 'null'} on rank 1"),
-    "rate": (of_optimizer("lr", 0.5), "lr is 0.5 on rank 1 and 0.1 on rank 0"),
-    "lr_mult": (of_weight("lr_mult", 0.1), "lr_mult is {'a_weight': 0.1} on rank 1"),
-    "wd_mult": (of_weight("wd_mult", 7), "wd_mult is {'a_weight': 7} on rank 1"),
-    "momentum": (of_optimizer("momentum", 0.5), "momentum is 0.5 on rank 1 and"),
+    "rate": (of_optimizer("lr", 0.5), "lr of b_bias is 0.5 on rank 1 and 0.1 on rank 0"),
+    "float32": (of_optimizer("lr", np.float32(0.5)), "lr of b_bias is 0.5 on rank 1"),
+    "schedule": (changed(schedule), "lr of b_bias is 0.05 on rank 1 and 0.1 on rank 0"),
+    "rate inside": (changed(own_rate, optimizer="own"), "scalar of a_weight is"),
+    "lr_mult": (of_weight("lr_mult", 0.5), "lr of a_weight is 0.05 on rank 1"),
+    "wd_mult": (of_weight("wd_mult", 3), "wd of a_weight is 0.03 on rank 1"),
+    "momentum": (of_optimizer("momentum", 0.5), "momentum of b_bias is 0.5 on rank 1 and"),
+    "clipping": (of_optimizer("clip_gradient", 9), "clip_gradient of b_bias is 9 on rank 1 and"),
+    "rescale_grad": (made(hyper=SCALES), "rescale_grad of b_bias is 0.5 on rank 1 and 1.0"),
     "batch size": (batch_size, "batch_size is 2 on rank 1 and 1 on rank 0"),
     "min and max": (ops("min", "max"), "rank 1: max by allreduce"),
     "sum and mean": (ops("sum", "mean"), "rank 1: mean by allreduce"),
@@ -158,41 +208,166 @@ DIFFERENCES = {
 }
 
 
-def check_other_blocks():
+def send(there):
+    """One rank sets values, as load_parameters does, and sends them."""
+    training = Training()
+    if there:
+        load(training)
+    values = [x for layer in training.layers.values() for x in layer.weight.list_data()]
+    for value in values:
+        cluster.broadcast([value], root=SENDER)
+    training.step()
+
+
+def other_types(there):
+    training = Training(hyper={**HYPER, "momentum": np.float64(0.9)} if there else HYPER)
+    training.step(np.int64(8) if there else 8.0)
+    training.trainer.set_learning_rate(np.float32(0.5) if there else 0.5)
+    training.step(mx.nd.array([8]) if there else 8)
+
+
+def set_again(there):
+    training = Training()
+    for _ in range(1 + there):
+        training.weight.set_data(mx.nd.ones((1, 1)) * 3)
+    training.step()
+
+
+def made_before(there):
     """MXNet numbers a block without a prefix by those that the process has made before."""
-    if cluster.rank() == 1:
-        gluon.nn.Dense(1)
-    net = gluon.nn.Dense(1, in_units=1)
+    for make in BLOCKS:
+        if there:
+            make()
+        net = make()
+        if there:
+            gluon.nn.HybridSequential().add(net)
+        params = [*net.collect_params().values()][-3:]
+        for param in params:
+            param.shape = [n or 1 for n in param.shape]
+            param.initialize(ctx=contexts(K))
+        gluonpar.Trainer(params, "sgd")
+
+
+def sequential(*layers):
+    net = gluon.nn.HybridSequential()
+    net.add(*layers)
+    return net
+
+
+def made_between(there):
+    """What a rank makes between two layers of a network."""
+    first = gluon.nn.Conv2D(2, 3, in_channels=3)
+    if there:
+        gluon.nn.Conv2D(2, 3)
+    net = sequential(first, gluon.nn.Conv2D(2, 3, in_channels=2))
     net.initialize(ctx=contexts(K))
-    trainer = gluonpar.Trainer(net.collect_params(), "sgd")
-    with autograd.record():
-        losses = [net(mx.nd.ones((1, 1), c)) for c in contexts(K)]
-    autograd.backward(losses)
-    trainer.step(1)
-    mx.nd.waitall()
+    gluonpar.Trainer(net.collect_params(), "sgd")
+
+
+def evaluate(there):
+    """Gradients of inputs and an evaluation, on one rank, inside local()."""
+    training = Training()
+    for _ in range(2):
+        with cluster.local():
+            for c in contexts(K)[::-1] if there else []:
+                x = mx.nd.ones((1, 1), c)
+                x.attach_grad()
+                with autograd.record():
+                    out = sum(layer(x) for layer in training.layers.values())
+                out.backward()
+        training.step()
+
+
+def calls(there):
+    """A schedule of which each call matters."""
+    training, seen = Training(), []
+    training.trainer.optimizer.lr_scheduler = lambda num_update: seen.append(num_update) or 0.1
+    training.step()
+    training.step()
+    assert seen == [1, 2], seen
+
+
+MODELS = ("alexnet", "densenet121", "inceptionv3", "mobilenet0.25", "mobilenetv2_0.25")
+MODELS += ("resnet18_v1", "resnet18_v2", "squeezenet1.0", "vgg11")
+BLOCKS = (
+    *[functools.partial(gluon.model_zoo.vision.get_model, name) for name in MODELS],
+    lambda: sequential(gluon.nn.Conv2D(2, 3), gluon.nn.BatchNorm(), gluon.nn.Dense(2)),
+    lambda: sequential(gluon.rnn.LSTM(2), gluon.rnn.RNN(2), gluon.rnn.GRUCell(2)),
+)
+ALIKE = (send, other_types, set_again, made_before, made_between, evaluate, calls)
+
+# By optimizer, numbers that it goes by.
+NUMBERS = {
+    "sgd": ("lr", "wd", "momentum", "clip_gradient", "lr_mult", "scale"),
+    "nag": ("lr", "wd", "momentum", "clip_gradient", "wd_mult", "scale"),
+    "adam": ("lr", "wd", "beta1", "epsilon", "clip_gradient", "scale"),
+    "lamb": ("lr", "wd", "beta2", "epsilon", "scale"),
+    "lars": ("lr", "wd", "momentum", "eta", "scale"),
+    "rmsprop": ("lr", "wd", "gamma1", "epsilon", "clip_gradient"),
+    "own": ("inner", "scale"),
+}
+TYPES = (float, np.float64, np.float32, np.longdouble)
+
+
+def drawn(seed):
+    """On one rank a number that the optimizer goes by is another, or only of another type."""
+    rng = random.Random(seed)
+    optimizer = rng.choice([*NUMBERS])
+    name = rng.choice(NUMBERS[optimizer])
+    value, is_other = rng.choice((0.5, 0.25, 0.125)), rng.random() < 0.5
+    rank, kinds = rng.randrange(cluster.size()), rng.sample(TYPES, 2)
+    training = Training(optimizer=optimizer, door=rng.choice((None, "gluonpar")), hyper={"wd": 0.1})
+    for _ in range(rng.randrange(3)):
+        training.step()
+    mine = cluster.rank() == rank
+    given = kinds[mine](value * (1 + (mine and is_other)))
+    of = training.trainer.optimizer
+    if name in ("lr_mult", "wd_mult"):
+        setattr(training.weight, name, given)
+    elif name == "inner":
+        of.inner["sgd"][0].lr = given
+    elif name == "scale":
+        training.trainer._scale = given
+    else:
+        setattr(of, name, given)
+    failure = caught(training.step)
+    if ("cannot train with" in failure) != is_other or bool(failure) != is_other:
+        print(f"program {seed}: {optimizer} {name} {kinds} {is_other}: {failure}", flush=True)
+        cluster.abort("has found a fault")
+
+
+def caught(function):
+    """The errors of a function, of what it has begun, and of what its updates used, as a text."""
+    failures = []
+    for call in (function, mx.nd.waitall, lambda: cluster.gather(None)):
+        try:
+            call()
+        except (mx.MXNetError, ValueError, gluonpar.metrics.ReplicasDifferError) as error:
+            failures.append(str(error))
+    return "; ".join(failures)
 
 
 def check(name, function, words):
     """All ranks alike is no error; rank 1 alone is one on all ranks; what comes then is right."""
-    function(False)
-    function(True)
-    mx.nd.waitall()
-    try:
-        function(cluster.rank() == 1)
-        mx.nd.waitall()
-        failure = "nothing"
-    except (mx.MXNetError, ValueError, gluonpar.metrics.ReplicasDifferError) as error:
-        failure = str(error)
-    if words not in failure:
-        print(f"{name}: rank {cluster.rank()} got {failure}", flush=True)
+    for there in (False, True):
+        failure = caught(lambda there=there: function(there))
+        assert not failure, (name, there, failure)
+    failure = caught(lambda: function(cluster.rank() == 1))
+    if words not in failure or not failure:
+        print(f"{name}: rank {cluster.rank()} got {failure or 'no error'}", flush=True)
     ones = [mx.nd.ones((2,), c) for c in contexts(K)]
     gluonpar.allreduce(ones)
     assert ones[-1].asnumpy().tolist() == [K * cluster.size()] * 2, name
 
 
 if __name__ == "__main__":
-    K, PATH = int(sys.argv[1]), f"{sys.argv[2]}/{cluster.rank()}.params"
+    K, PATH, number = int(sys.argv[1]), f"{sys.argv[2]}/{cluster.rank()}.params", sys.argv[3:]
+    SENDER = 1
     for name, (function, words) in DIFFERENCES.items():
         check(name, function, words)
-    check_other_blocks()
+    for function in ALIKE:
+        failure = caught(lambda function=function: function(cluster.rank() == 1))
+        assert not failure, (function.__name__, failure)
+    for seed in range(int(number[0]) if number else 30):
+        drawn(seed)
     print(f"{len(DIFFERENCES)} differences", flush=True)
