@@ -12,7 +12,7 @@ from gluonpar import cluster, gradients, optim, replicas, sharding
 from gluonpar.collectives import Exchange
 from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import cached_op, heap, interrupts, memory, tape
+from gluonpar.runtime import cached_op, devices, heap, interrupts, memory, tape
 
 
 def train_batch(
@@ -49,7 +49,7 @@ def train_batch(
     ``lr`` or ``batch_size``, parameters that are not on their context, bad weights, and gradients
     to which backward adds.
     """
-    contexts = sharding.as_list(ctx)
+    contexts = devices.as_list(ctx)
     optim.check_lr(lr)
     replicas.check(device_params, contexts)
     exchange = Exchange(contexts, algorithm)

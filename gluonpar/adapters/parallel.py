@@ -9,7 +9,8 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster
-from gluonpar.sharding import NESTS, as_list, items, num_samples, rebuild, split_and_load
+from gluonpar.runtime import devices
+from gluonpar.sharding import NESTS, items, num_samples, rebuild, split_and_load
 
 
 def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch: Any) -> Any:
@@ -51,7 +52,7 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     >>> outputs.context, outputs.asnumpy().tolist(), float(w.grad.asscalar())
     (cpu(0), [0.0, 10.0, 20.0, 30.0, 40.0], 10.0)
     """
-    contexts = as_list(ctx)
+    contexts = devices.as_list(ctx)
     if cluster.size() > 1:
         raise ValueError(
             "make_parallel must stay in one process: backward writes the gradients of any array "

@@ -16,7 +16,7 @@ from gluonpar.gluon.update import Updater
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import devices, interrupts, private_fields
-from gluonpar.sharding import as_list, num_samples, split_and_load
+from gluonpar.sharding import num_samples, split_and_load
 
 
 class Towers:
@@ -64,7 +64,7 @@ class Towers:
         ctx: mx.Context | Sequence[mx.Context],
         update: Callable | mx.optimizer.Optimizer = sgd,
     ) -> None:
-        self.ctx, self._cluster_scope = as_list(ctx), cluster.scope()
+        self.ctx, self._cluster_scope = devices.as_list(ctx), cluster.scope()
         self._forward = forward
         self._exchange = Exchange(self.ctx)
         check_draws_nothing(update, self._exchange.num_processes)

@@ -64,7 +64,7 @@ def verify(
     >>> print(verify(net, mx.gluon.loss.SoftmaxCELoss(), batch, ctx)[0])
     replicas: 2 parameters identical on 2 devices
     """
-    contexts = sharding.as_list(ctx)
+    contexts = devices.as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
     with devices.deterministic():
