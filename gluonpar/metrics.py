@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import zlib
@@ -15,6 +14,11 @@ from mxnet import autograd, nd
 from gluonpar import cluster
 from gluonpar.collectives import host
 from gluonpar.plans import partition
+from gluonpar.replicas import (  # noqa: F401 - programs import the checks from here, too
+    ReplicasDifferError,
+    check_identical,
+    check_ranks,
+)
 from gluonpar.sharding import split_and_load
 
 # multi_all_finite copies pointers into arrays of this length without checking it.
@@ -27,10 +31,6 @@ BATCHES_IN_FLIGHT = 4
 
 class DivergedError(FloatingPointError):
     """The loss or a parameter is not finite, or the loss is too large; the message says where."""
-
-
-class ReplicasDifferError(AssertionError):
-    """The copies of a parameter on several devices differ; the message says where."""
 
 
 # Their former names.
@@ -133,32 +133,6 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
 
 def _is_finite(block: np.ndarray) -> bool:
     return bool(np.isfinite(block).all())
-
-
-def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
-    """Wait for the parameter's ``copies``; raise ReplicasDifferError unless bit-identical."""
-    first = copies[0].asnumpy()
-    for copy in copies[1:]:
-        other = copy.asnumpy()
-        if first.tobytes() != other.tobytes():
-            furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
-            between = f"{copies[0].context} and {copy.context}"
-            raise ReplicasDifferError(f"{name} differs between {between}, by up to {furthest:.3g}")
-
-
-def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
-    """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
-
-    All processes must call it, each with one name per array.
-    """
-    if cluster.size() == 1:
-        return
-    hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
-    first, *rest = cluster.gather([*zip(names, hashes)])
-    for rank, theirs in enumerate(rest, 1):
-        different = ", ".join(sorted({name for name, _ in {*first} ^ {*theirs}}))
-        if different:
-            raise ReplicasDifferError(f"{different} differ between rank 0 and rank {rank}")
 
 
 def accuracy(

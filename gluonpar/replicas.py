@@ -1,4 +1,4 @@
-"""A copy of the parameters per device, and their gradients in buckets.
+"""A copy of the parameters per device, checks of the copies, and their gradients in buckets.
 
 A bucket holds the gradients of neighbouring parameters. They are summed over devices, and used in
 the update, in one operator or message. Buckets are filled from the last parameter to the first,
@@ -14,14 +14,20 @@ copies.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Iterable, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, gradients
 from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, operations
 from gluonpar.runtime import memory
+
+
+class ReplicasDifferError(AssertionError):
+    """The copies of a parameter on several devices differ; the message says where."""
 
 
 class Copies(NamedTuple):
@@ -179,3 +185,29 @@ def neighbours(copies: Sequence[Copies], bucket_bytes: int | None = None) -> lis
     none.
     """
     return grouped(copies[::-1], lambda each: each.grads[0], bucket_bytes or BUCKET_BYTES)
+
+
+def check_identical(copies: Sequence[mx.nd.NDArray], name: str) -> None:
+    """Wait for the parameter's ``copies``; raise ReplicasDifferError unless bit-identical."""
+    first = copies[0].asnumpy()
+    for copy in copies[1:]:
+        other = copy.asnumpy()
+        if first.tobytes() != other.tobytes():
+            furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
+            between = f"{copies[0].context} and {copy.context}"
+            raise ReplicasDifferError(f"{name} differs between {between}, by up to {furthest:.3g}")
+
+
+def check_ranks(arrays: Sequence[mx.nd.NDArray], names: Sequence[str]) -> None:
+    """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
+
+    All processes must call it, each with one name per array.
+    """
+    if cluster.size() == 1:
+        return
+    hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
+    first, *rest = cluster.gather([*zip(names, hashes)])
+    for rank, theirs in enumerate(rest, 1):
+        different = ", ".join(sorted({name for name, _ in {*first} ^ {*theirs}}))
+        if different:
+            raise ReplicasDifferError(f"{different} differ between rank 0 and rank {rank}")

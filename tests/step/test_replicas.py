@@ -194,3 +194,17 @@ def test_row_sparse_and_frozen_gradients_are_summed_and_left():
         want = np.zeros((3, 1))
         want[sum(rows, [])] = 1
         assert_equal([table.grad for table, _ in device_params], [want, want])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
+    """NaN is itself; zero is not minus zero."""
+    value = np.array([1.5, np.nan, 0.0], dtype)
+    copies = [mx.nd.array(value, ctx=device(i), dtype=dtype) for i in range(3)]
+    replicas.check_identical(copies, "w")
+    for place, other in ((0, 1.75), (2, -0.0)):
+        changed = value.copy()
+        changed[place] = other
+        copies[2][:] = mx.nd.array(changed, dtype=dtype)
+        with pytest.raises(replicas.ReplicasDifferError, match=r"w differs .*\(2\), by up to"):
+            replicas.check_identical(copies, "w")
