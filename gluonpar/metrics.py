@@ -85,23 +85,20 @@ class LossMeter:
         Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
         finite, and the device.
         """
-        own = [
-            [(str(array.context), float(array.asscalar())) for array in batch]
-            for batch, _ in self._unread
-        ]
-        sums = [sum(value for _, value in batch) for batch in own]
-        ruined = [checked is not None and not checked.asscalar() for _, checked in self._unread]
-        numbers, of_ranks = zip(*cluster.gather((self.num_samples, [*zip(sums, ruined)])))
-        of_batches = itertools.zip_longest(*of_ranks, fillvalue=(0.0, False))
-        for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
+        own = []
+        for sums, checked in self._unread:
+            losses = [(str(array.context), float(array.asscalar())) for array in sums]
+            own.append((losses, checked is not None and not checked.asscalar()))
+        numbers, of_ranks = zip(*cluster.gather((self.num_samples, own)))
+        for batch in itertools.zip_longest(*of_ranks, fillvalue=([], False)):
             self.num_batches += 1
-            name = f"batch {self.num_batches}"
-            batch_sum = sum(part for part, _ in parts)
+            name, (own_losses, _) = f"batch {self.num_batches}", batch[cluster.rank()]
+            batch_sum = sum(value for losses, _ in batch for _, value in losses)
             if not math.isfinite(batch_sum):
-                bad = [device for device, value in batch if not math.isfinite(value)]
+                bad = [device for device, value in own_losses if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
                 raise DivergedError(f"the loss{where} became {batch_sum} in {name}")
-            if any(is_ruined for _, is_ruined in parts):
+            if any(is_ruined for _, is_ruined in batch):
                 raise DivergedError(f"parameters became infinite or NaN in the update after {name}")
             self.total += batch_sum
         self._unread.clear()
