@@ -9,7 +9,7 @@ from contexts import algorithms, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar import optim, replicas, step
+from gluonpar import cluster, optim, replicas, step
 from gluonpar.collectives import host
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
@@ -24,7 +24,8 @@ of_one_pass = pytest.mark.cpu("the one-pass update is for CPU contexts")
 def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
     """The last two lines of train_batch."""
     exchange = Exchange([params[0].context for params in device_params], algorithm)
-    step.allreduce_sgd(exchange, replicas.buckets(replicas.trained(device_params)), lr, batch_size)
+    buckets = replicas.buckets(replicas.trained(device_params))
+    step.allreduce_sgd(exchange, buckets, lr, cluster.PendingGather(batch_size, "samples"))
 
 
 def plain_list(params, ctx):
