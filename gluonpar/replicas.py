@@ -15,14 +15,14 @@ copies.
 from __future__ import annotations
 
 import hashlib
-from typing import Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, gradients
-from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, operations
+from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, host, operations
 from gluonpar.runtime import memory
 
 
@@ -185,6 +185,25 @@ def neighbours(copies: Sequence[Copies], bucket_bytes: int | None = None) -> lis
     none.
     """
     return grouped(copies[::-1], lambda each: each.grads[0], bucket_bytes or BUCKET_BYTES)
+
+
+def reduce_update(
+    over: exchange.Exchange,
+    buckets: Sequence[ParamBucket],
+    rule_of: Callable[[Copies], tuple[Callable, Sequence[mx.nd.NDArray]]],
+) -> None:
+    """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
+
+    For an exchange that ``may_fuse``. In one process the sum and the update are one pass over
+    memory. With several the sums must be on each bucket's root already. ``rule_of(copies)`` returns
+    the rule that updates a parameter, and the states that the rule is given
+    (:class:`gluonpar.collectives.host.Update`).
+    """
+    alone = over.num_processes == 1
+    for bucket in buckets:
+        root = bucket.root or 0
+        pairs = [(each, each.counting if alone else [each.grads[root]]) for each in bucket.copies]
+        host.update([host.Update(g, each.params, *rule_of(each)) for each, g in pairs if g])
 
 
 def check_identical(copies: Sequence[mx.nd.NDArray], name: str) -> None:

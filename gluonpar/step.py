@@ -164,4 +164,4 @@ def allreduce_sgd(
 
     if exchange.num_processes > 1:
         exchange.reduce(grads)
-    optim.reduce_update(exchange, buckets, lambda copies: (update,))
+    replicas.reduce_update(exchange, buckets, lambda copies: (update, []))
