@@ -132,6 +132,11 @@ def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, b
     assert sum(map(allocated, mine)) == 2 * k * sum(map(memory.num_bytes, params))
 
 
+def attached(param, **how):
+    param.attach_grad(**how)
+    return param
+
+
 CHANGES = {  # of the second of three devices, and what the error says
     "a shape": (
         lambda params: params[::-1],
@@ -142,6 +147,14 @@ CHANGES = {  # of the second of three devices, and what the error says
     "frozen": (
         lambda params: [params[0], params[1].copy()],
         "1 has a gradient on some devices only",
+    ),
+    "rows": (
+        lambda params: [params[0], attached(params[1], stype="row_sparse")],
+        r"gradients\[1\] .* row_sparse",
+    ),
+    "a dtype": (
+        lambda params: [params[0], attached(params[1].astype("float64"))],
+        r"\[1\] on [cg]pu\(1\) .*float64",
     ),
 }
 
