@@ -56,13 +56,7 @@ def test_every_trained_parameter_is_in_one_bucket_and_the_last_come_first(kinds,
         params = [mx.nd.ones(tuple(shape), dtype=dtype) for shape, dtype, _ in kinds]
         frozen = [i for i, (*_, is_frozen) in enumerate(kinds) if is_frozen]
         device_params = [get_params(params, device(i), frozen) for i in range(2)]
-        whole, replicas.BUCKET_BYTES = replicas.BUCKET_BYTES, bucket_bytes
-        try:
-            buckets = [
-                bucket.copies for bucket in replicas.buckets(replicas.trained(device_params))
-            ]
-        finally:
-            replicas.BUCKET_BYTES = whole
+        buckets = replicas.neighbours(replicas.trained(device_params), bucket_bytes)
         trained = [i for i in range(len(params)) if i not in frozen and params[i].size]
         assert [each.index for bucket in buckets for each in bucket] == trained[::-1]
         for bucket in buckets:
