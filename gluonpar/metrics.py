@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import zlib
@@ -15,6 +14,11 @@ from mxnet import autograd, nd
 from gluonpar import cluster
 from gluonpar.collectives import host
 from gluonpar.plans import partition
+from gluonpar.replicas import (  # noqa: F401 - programs import the checks from here, too
+    ReplicasDifferError,
+    check_identical,
+    check_ranks,
+)
 from gluonpar.sharding import split_and_load
 
 # multi_all_finite copies pointers into arrays of this length without checking it.
@@ -27,10 +31,6 @@ BATCHES_IN_FLIGHT = 4
 
 class DivergedError(FloatingPointError):
     """The loss or a parameter is not finite, or the loss is too large; the message says where."""
-
-
-class ReplicasDifferError(AssertionError):
-    """The copies of a parameter on several devices differ; the message says where."""
 
 
 # Their former names.
@@ -85,23 +85,20 @@ class LossMeter:
         Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
         finite, and the device.
         """
-        own = [
-            [(str(array.context), float(array.asscalar())) for array in batch]
-            for batch, _ in self._unread
-        ]
-        sums = [sum(value for _, value in batch) for batch in own]
-        ruined = [checked is not None and not checked.asscalar() for _, checked in self._unread]
-        numbers, of_ranks = zip(*cluster.gather((self.num_samples, [*zip(sums, ruined)])))
-        of_batches = itertools.zip_longest(*of_ranks, fillvalue=(0.0, False))
-        for batch, parts in itertools.zip_longest(own, of_batches, fillvalue=()):
+        own = []
+        for sums, checked in self._unread:
+            losses = [(str(array.context), float(array.asscalar())) for array in sums]
+            own.append((losses, checked is not None and not checked.asscalar()))
+        numbers, of_ranks = zip(*cluster.gather((self.num_samples, own)))
+        for batch in itertools.zip_longest(*of_ranks, fillvalue=([], False)):
             self.num_batches += 1
-            name = f"batch {self.num_batches}"
-            batch_sum = sum(part for part, _ in parts)
+            name, (own_losses, _) = f"batch {self.num_batches}", batch[cluster.rank()]
+            batch_sum = sum(value for losses, _ in batch for _, value in losses)
             if not math.isfinite(batch_sum):
-                bad = [device for device, value in batch if not math.isfinite(value)]
+                bad = [device for device, value in own_losses if not math.isfinite(value)]
                 where = f" on {', '.join(bad)}" if bad else ""
                 raise DivergedError(f"the loss{where} became {batch_sum} in {name}")
-            if any(is_ruined for _, is_ruined in parts):
+            if any(is_ruined for _, is_ruined in batch):
                 raise DivergedError(f"parameters became infinite or NaN in the update after {name}")
             self.total += batch_sum
         self._unread.clear()
@@ -119,7 +116,8 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     if not floats:
         return nd.ones((1,), ctx=arrays[0].context if arrays else None)
     if host.on_host([array.context for array in floats]):
-        return host.reduced(floats, _is_finite, all, "float32", "gluonpar.all_finite")
+        named: tuple = all, "float32", "gluonpar.all_finite"
+        return host.reduced(floats, lambda block: np.isfinite(block).all(), *named)
     result = None
     with autograd.pause():
         for dtype in dict.fromkeys(np.dtype(array.dtype) for array in floats):  # one at a time
@@ -129,36 +127,6 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
                 how = {"num_arrays": len(some), "init_output": result is None, "out": result}
                 result = nd.multi_all_finite(*some, **how)
     return result
-
-
-def _is_finite(block: np.ndarray) -> bool:
-    return bool(np.isfinite(block).all())
-
-
-def check_identical(copies: Sequence[nd.NDArray], name: str) -> None:
-    """Wait for the parameter's ``copies``; raise ReplicasDifferError unless bit-identical."""
-    first = copies[0].asnumpy()
-    for copy in copies[1:]:
-        other = copy.asnumpy()
-        if first.tobytes() != other.tobytes():
-            furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
-            between = f"{copies[0].context} and {copy.context}"
-            raise ReplicasDifferError(f"{name} differs between {between}, by up to {furthest:.3g}")
-
-
-def check_ranks(arrays: Sequence[nd.NDArray], names: Sequence[str]) -> None:
-    """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
-
-    All processes must call it, each with one name per array.
-    """
-    if cluster.size() == 1:
-        return
-    hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
-    first, *rest = cluster.gather([*zip(names, hashes)])
-    for rank, theirs in enumerate(rest, 1):
-        different = ", ".join(sorted({name for name, _ in {*first} ^ {*theirs}}))
-        if different:
-            raise ReplicasDifferError(f"{different} differ between rank 0 and rank {rank}")
 
 
 def accuracy(

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent: on CPU contexts NumPy's functions, together with the all-reduce."""
+"""Stochastic gradient descent: by NumPy on CPU contexts, by MXNet's operator on GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mxnet import autograd, nd
 
 from gluonpar import replicas
-from gluonpar.collectives import Exchange, host
+from gluonpar.collectives import host
 from gluonpar.runtime import memory
 
 # multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.
@@ -82,25 +82,6 @@ def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size
                 options = {"lrs": [lr] * n, "wds": [0.0] * n, "rescale_grad": 1.0 / batch_size}
                 with autograd.pause():
                     nd.multi_sgd_update(*arrays, out=arrays[::2], num_weights=n, **options)
-
-
-def reduce_update(
-    exchange: Exchange,
-    buckets: Sequence[replicas.ParamBucket],
-    rule_of: Callable[[replicas.Copies], tuple],
-) -> None:
-    """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
-
-    For an exchange that ``may_fuse``. In one process the sum and the update are one pass over
-    memory. With several the sums must be on each bucket's root already. ``rule_of(copies)`` returns
-    the rule that updates a parameter, and the states that the rule is given
-    (:class:`gluonpar.collectives.host.Update`).
-    """
-    alone = exchange.num_processes == 1
-    for bucket in buckets:
-        root = bucket.root or 0
-        pairs = [(each, each.counting if alone else [each.grads[root]]) for each in bucket.copies]
-        host.update([host.Update(g, each.params, *rule_of(each)) for each, g in pairs if g])
 
 
 def rule(

@@ -1,4 +1,4 @@
-"""A copy of the parameters per device, and their gradients in buckets.
+"""A copy of the parameters per device, checks of the copies, and their gradients in buckets.
 
 A bucket holds the gradients of neighbouring parameters. They are summed over devices, and used in
 the update, in one operator or message. Buckets are filled from the last parameter to the first,
@@ -14,14 +14,20 @@ copies.
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple, Sequence
+import hashlib
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd
 
 from gluonpar import cluster, gradients
-from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, operations
+from gluonpar.collectives import BUCKET_BYTES, exchange, grouped, host, operations
 from gluonpar.runtime import memory
+
+
+class ReplicasDifferError(AssertionError):
+    """The copies of a parameter on several devices differ; the message says where."""
 
 
 class Copies(NamedTuple):
@@ -179,3 +185,48 @@ def neighbours(copies: Sequence[Copies], bucket_bytes: int | None = None) -> lis
     none.
     """
     return grouped(copies[::-1], lambda each: each.grads[0], bucket_bytes or BUCKET_BYTES)
+
+
+def reduce_update(
+    over: exchange.Exchange,
+    buckets: Sequence[ParamBucket],
+    rule_of: Callable[[Copies], tuple[Callable, Sequence[mx.nd.NDArray]]],
+) -> None:
+    """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
+
+    For an exchange that ``may_fuse``. In one process the sum and the update are one pass over
+    memory. With several the sums must be on each bucket's root already. ``rule_of(copies)`` returns
+    the rule that updates a parameter, and the states that the rule is given
+    (:class:`gluonpar.collectives.host.Update`).
+    """
+    alone = over.num_processes == 1
+    for bucket in buckets:
+        root = bucket.root or 0
+        pairs = [(each, each.counting if alone else [each.grads[root]]) for each in bucket.copies]
+        host.update([host.Update(g, each.params, *rule_of(each)) for each, g in pairs if g])
+
+
+def check_identical(copies: Sequence[mx.nd.NDArray], name: str) -> None:
+    """Wait for the parameter's ``copies``; raise ReplicasDifferError unless bit-identical."""
+    first = copies[0].asnumpy()
+    for copy in copies[1:]:
+        other = copy.asnumpy()
+        if first.tobytes() != other.tobytes():
+            furthest = np.abs(first.astype("float64") - other.astype("float64")).max()
+            between = f"{copies[0].context} and {copy.context}"
+            raise ReplicasDifferError(f"{name} differs between {between}, by up to {furthest:.3g}")
+
+
+def check_ranks(arrays: Sequence[mx.nd.NDArray], names: Sequence[str]) -> None:
+    """Wait for ``arrays``; raise ReplicasDifferError unless all processes have the same bits.
+
+    All processes must call it, each with one name per array.
+    """
+    if cluster.size() == 1:
+        return
+    hashes = (hashlib.sha256(array.asnumpy().tobytes()).hexdigest() for array in arrays)
+    first, *rest = cluster.gather([*zip(names, hashes)])
+    for rank, theirs in enumerate(rest, 1):
+        different = ", ".join(sorted({name for name, _ in {*first} ^ {*theirs}}))
+        if different:
+            raise ReplicasDifferError(f"{different} differ between rank 0 and rank {rank}")

@@ -10,27 +10,11 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.plans import partition
-from gluonpar.runtime import memory, threads
+from gluonpar.runtime import devices, memory, threads
 
 _DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool")
 _ARRAYS = (np.ndarray, mx.nd.NDArray)
 NESTS = (dict, tuple, list)
-
-
-def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
-    """Return ``ctx``, one context or a list of them as in Gluon, as a non-empty list.
-
-    Raises TypeError if an entry is not a context, and ValueError for an empty list.
-    """
-    contexts = list(ctx) if isinstance(ctx, (list, tuple)) else [ctx]
-    if not contexts:
-        raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
-    for entry in contexts:
-        if not isinstance(entry, mx.Context):
-            raise TypeError(
-                f"ctx must be an mx.Context, such as mx.cpu(0), or a list; got {entry!r}"
-            )
-    return contexts
 
 
 def split_and_load(
@@ -64,7 +48,7 @@ def split_and_load(
     >>> [shard.shape for shard in split_and_load(np.zeros((5, 3)), [mx.cpu(0), mx.cpu(1)])]
     [(3, 3), (2, 3)]
     """
-    return split(data, as_list(ctx), batch_axis, weights)[0]
+    return split(data, devices.as_list(ctx), batch_axis, weights)[0]
 
 
 def split(
@@ -135,7 +119,7 @@ def split_samples(
     >>> [(images.shape, [box.shape for box in boxes]) for images, boxes in shards]
     [((2, 8, 8), [(1, 4), (5, 4)]), ((1, 8, 8), [(2, 4)])]
     """
-    return split(batch, as_list(ctx), weights=weights, nests=(dict, tuple))[0]
+    return split(batch, devices.as_list(ctx), weights=weights, nests=(dict, tuple))[0]
 
 
 def share_of_batch(

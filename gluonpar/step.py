@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
@@ -12,7 +13,7 @@ from gluonpar import cluster, gradients, optim, replicas, sharding
 from gluonpar.collectives import Exchange
 from gluonpar.models import lenet, softmax_cross_entropy
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import cached_op, heap, interrupts, memory, tape
+from gluonpar.runtime import cached_op, devices, heap, interrupts, memory, tape
 
 
 def train_batch(
@@ -49,7 +50,7 @@ def train_batch(
     ``lr`` or ``batch_size``, parameters that are not on their context, bad weights, and gradients
     to which backward adds.
     """
-    contexts = sharding.as_list(ctx)
+    contexts = devices.as_list(ctx)
     optim.check_lr(lr)
     replicas.check(device_params, contexts)
     exchange = Exchange(contexts, algorithm)
@@ -61,13 +62,13 @@ def train_batch(
             "device_params must have gradients that backward overwrites (grad_req='write'), got "
             "some to which it adds; call allreduce_grads and sgd instead"
         )
-    if exchange.num_processes > 1:
-        cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
+    cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
 
     # Split: shard i of the batch goes to device i.
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)
-    # The ranks exchange their numbers of samples while the devices compute.
-    total = batch_size or cluster.PendingGather(num_samples, "samples")
+    # Unless the total is given, the ranks exchange their numbers while the devices compute.
+    with cluster.local() if batch_size else contextlib.nullcontext():
+        of_ranks = cluster.PendingGather(batch_size or num_samples, "samples")
 
     # Forward: every device computes the losses of its shard.
     with autograd.record():
@@ -87,7 +88,7 @@ def train_batch(
     buckets = replicas.buckets(trained, counting)
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
-        allreduce_sgd(exchange, buckets, lr, total)
+        allreduce_sgd(exchange, buckets, lr, of_ranks)
         gradients.mark_used(of_params.records)
     return losses
 
@@ -145,28 +146,22 @@ def allreduce_sgd(
     exchange: Exchange,
     buckets: Sequence[ParamBucket],
     lr: float,
-    batch_size: float | cluster.PendingGather,
+    of_ranks: cluster.PendingGather,
 ) -> None:
     """Sum the gradients over all devices, and update all copies of the parameters by SGD.
 
-    ``batch_size`` is the number of samples, or all ranks' numbers, which may not be known yet.
+    ``of_ranks`` are the ranks' numbers of samples, which may not be known yet.
     On CPU contexts the sum is part of the update, which then leaves the gradients as they are.
     """
     grads = [bucket.grads for bucket in buckets]
     if not exchange.may_fuse:
         exchange.allreduce(grads)
-        if isinstance(batch_size, cluster.PendingGather):
-            batch_size.wait()
-        optim.update_by_sgd(buckets, lr, _total(batch_size))
+        optim.update_by_sgd(buckets, lr, sum(of_ranks.wait()))
         return
 
     def update(*arrays: np.ndarray) -> None:
-        optim.rule(lr, 1.0 / _total(batch_size))(*arrays)
+        optim.rule(lr, 1.0 / sum(of_ranks.values))(*arrays)
 
     if exchange.num_processes > 1:
         exchange.reduce(grads)
-    optim.reduce_update(exchange, buckets, lambda copies: (update,))
-
-
-def _total(batch_size: float | cluster.PendingGather) -> float:
-    return sum(batch_size.values) if isinstance(batch_size, cluster.PendingGather) else batch_size
+    replicas.reduce_update(exchange, buckets, lambda copies: (update, []))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Iterator, NamedTuple
+import operator
+from typing import Any, Callable, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -58,24 +58,20 @@ class DataLoader(gluon.data.DataLoader):
         if batchify_fn is None:
             by_workers = dataloader.default_mp_batchify_fn
             batchify_fn = by_workers if num_workers > 0 else dataloader.default_batchify_fn
-        how = parts, functools.partial(_batchify, batchify_fn), num_workers, *args
+        how = parts, operator.itemgetter(0), num_workers, *args
         self.num_samples = 0
-        super().__init__(_Dataset(dataset), None, False, None, None, *how, **kwargs)
+        super().__init__(_Batches(dataset, batchify_fn), None, False, None, None, *how, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
-        for self.num_samples, batch, larger in super().__iter__():
-            yield batch if larger is None else _without_samples(batch, larger)
-
-
-class _Head(NamedTuple):
-    """What MXNet's DataLoader and its workers are given before the samples of a part."""
-
-    num_samples: int  # on all ranks
-    is_empty: bool  # this rank has no sample; two samples of another rank show the shapes
+        for self.num_samples, batch, *larger in super().__iter__():
+            yield _without_samples(batch, *larger) if larger else batch
 
 
 class _Parts:
-    """A batch sampler: of each of rank 0's ``batches``, a head and this rank's part."""
+    """A batch sampler: of each of rank 0's ``batches``, this rank's part, one index.
+
+    It has the number of samples on all ranks, the indices of this rank's, and that of any sample.
+    """
 
     def __init__(self, batches: Any, length: int) -> None:
         self._batches, self._length, self._cluster_scope = batches, length, cluster.scope()
@@ -84,10 +80,9 @@ class _Parts:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[list]:
+    def __iter__(self) -> Iterator[list[tuple]]:
         for batch in self._drawn():
-            part, n = batch[self._share(len(batch))], len(batch)
-            yield [_Head(n, False), *part] if part else [_Head(n, True), batch[0], batch[0]]
+            yield [(len(batch), batch[self._share(len(batch))], batch[0])]
 
     @cluster.in_scope
     def _drawn(self) -> Iterator[list]:
@@ -104,26 +99,23 @@ class _Parts:
         return iter(drawn[0])
 
 
-class _Dataset:
-    """``dataset``, but the item at a head is the head itself."""
+class _Batches:
+    """The dataset that MXNet's DataLoader is given: its items are whole batches."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: Any, batchify: Callable) -> None:
+        self._dataset, self._batchify = dataset, batchify
 
-    def __getitem__(self, index: Any) -> Any:
-        return index if isinstance(index, _Head) else self._dataset[index]
+    def __getitem__(self, part: tuple[int, list, Any]) -> tuple:
+        """Return the number of samples on all ranks, and this rank's batch.
 
-
-def _batchify(function: Callable, samples: list) -> tuple[int, Any, Any]:
-    """Return the number of samples on all ranks, this rank's batch, and None.
-
-    If this rank has no sample, the batch has one sample of another rank, and instead of None there
-    is a batch of two such samples.
-    """
-    head, *samples = samples
-    if not head.is_empty:
-        return head.num_samples, function(samples), None
-    return head.num_samples, function(samples[:1]), function(samples)
+        If this rank has no sample, a sample of another rank is in the batch, and twice in a second
+        batch: what differs between their shapes is the number of samples.
+        """
+        num_samples, indices, other = part
+        if indices:
+            return num_samples, self._batchify([self._dataset[i] for i in indices])
+        sample = self._dataset[other]
+        return num_samples, self._batchify([sample]), self._batchify([sample, sample])
 
 
 def _without_samples(batch: Any, larger: Any) -> Any:

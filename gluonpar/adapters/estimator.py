@@ -11,8 +11,8 @@ from mxnet.gluon.contrib import estimator
 from gluonpar import cluster
 from gluonpar.batch_norm import run_tasks
 from gluonpar.gluon import Trainer
-from gluonpar.runtime import private_fields
-from gluonpar.sharding import as_list, split_and_load
+from gluonpar.runtime import devices, private_fields
+from gluonpar.sharding import split_and_load
 
 
 class BatchProcessor(estimator.BatchProcessor):
@@ -29,7 +29,7 @@ class BatchProcessor(estimator.BatchProcessor):
 
     def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
         data, label, *_ = batch  # as stock's: further fields are not used
-        shards = split_and_load((data, label), as_list(ctx), batch_axis)
+        shards = split_and_load((data, label), devices.as_list(ctx), batch_axis)
         return [X for X, _ in shards], [y for _, y in shards]
 
     def fit_batch(

@@ -6,10 +6,10 @@ import contextlib
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
-import numpy as np
 
 from gluonpar import cluster
-from gluonpar.sharding import NESTS, as_list, items, num_samples, rebuild, split_and_load
+from gluonpar.runtime import devices
+from gluonpar.sharding import NESTS, items, num_samples, rebuild, split_and_load
 
 
 def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch: Any) -> Any:
@@ -51,7 +51,7 @@ def make_parallel(fn: Callable, ctx: mx.Context | Sequence[mx.Context], **batch:
     >>> outputs.context, outputs.asnumpy().tolist(), float(w.grad.asscalar())
     (cpu(0), [0.0, 10.0, 20.0, 30.0, 40.0], 10.0)
     """
-    contexts = as_list(ctx)
+    contexts = devices.as_list(ctx)
     if cluster.size() > 1:
         raise ValueError(
             "make_parallel must stay in one process: backward writes the gradients of any array "
@@ -99,9 +99,7 @@ def _join(parts: Sequence[Any], runs: Sequence[tuple[mx.Context, int]], path: st
                 f"fn must return one row per sample, got {path} of shape {part.shape} on {c} for "
                 f"{n} samples; take sums and means of the result"
             )
-    arrays = [array.as_in_context(runs[0][0]) for array in parts]
-    if isinstance(first, mx.np.ndarray):
-        return mx.np.concatenate(arrays, axis=0)
-    if np.dtype(first.dtype) == bool:  # mx.nd.concat does not take bool
-        return mx.nd.concat(*[array.astype("uint8") for array in arrays], dim=0).astype("bool")
-    return mx.nd.concat(*arrays, dim=0)
+    # As mx.np arrays in any case: mx.nd.concat does not take bool.
+    arrays = [array.as_in_context(runs[0][0]).as_np_ndarray() for array in parts]
+    joined = mx.np.concatenate(arrays, axis=0)
+    return joined if isinstance(first, mx.np.ndarray) else joined.as_nd_ndarray()

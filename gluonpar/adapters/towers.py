@@ -16,7 +16,7 @@ from gluonpar.gluon.update import Updater
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import devices, interrupts, private_fields
-from gluonpar.sharding import as_list, num_samples, split_and_load
+from gluonpar.sharding import num_samples, split_and_load
 
 
 class Towers:
@@ -64,11 +64,11 @@ class Towers:
         ctx: mx.Context | Sequence[mx.Context],
         update: Callable | mx.optimizer.Optimizer = sgd,
     ) -> None:
-        self.ctx, self._cluster_scope = as_list(ctx), cluster.scope()
+        self.ctx, self._cluster_scope = devices.as_list(ctx), cluster.scope()
         self._forward = forward
         self._exchange = Exchange(self.ctx)
         check_draws_nothing(update, self._exchange.num_processes)
-        self._params: list[gluon.Parameter] | None = None  # a Block's, without constants
+        self._params: list[gluon.Parameter] = []  # a Block's, without constants
         if isinstance(variables, gluon.Block):
             params = variables.collect_params().values()
             self._params = [p for p in params if not isinstance(p, gluon.Constant)]
@@ -85,7 +85,7 @@ class Towers:
     @property
     def variables(self) -> list[Sequence[mx.nd.NDArray]]:
         """Per tower, its variables on its device; the arrays themselves, not copies."""
-        if self._params is None:
+        if not isinstance(self._models[0], gluon.Block):
             return list(self._models)
         return [[param.data(c) for param in self._params] for c in self.ctx]
 
@@ -112,13 +112,13 @@ class Towers:
             raise ValueError(f"a step takes at most {len(self.ctx)} batches, got {len(batches)}")
         if lr is not None or self._needs_lr:
             check_lr(lr)
-        for param in self._params or ():
+        for param in self._params:
             if param.grad_req == "add":
                 raise ValueError(f"{param.name} must have grad_req='write', got 'add'")
         batches = [batch for batch in batches if num_samples(batch)]
         of_ranks = cluster.PendingGather(sum(map(num_samples, batches)), "samples")
         with autograd.pause():
-            if batches and any(map(private_fields.awaits_shape, self._params or ())):
+            if batches and any(map(private_fields.awaits_shape, self._params)):
                 with on_device(self.ctx[0], "tower 0"), autograd.predict_mode():
                     self._forward(split_and_load(batches[0], self.ctx[0])[0], self._models[0])
             variables = self.variables
@@ -129,29 +129,15 @@ class Towers:
             number = sum(of_ranks.wait())
             if not number:
                 raise ValueError("a step takes at least 1 batch, got none on any rank")
+            buckets = replicas.buckets(replicas.trained(variables), of_params.counting())
             with interrupts.held():
-                self._reduce(variables, of_params.counting(), max(len(batches), 1))
+                self._exchange.reduce([bucket.grads for bucket in buckets])
                 gradients.mark_used(of_params.records)
                 self._update(variables[0], lr, number)
-                self._broadcast(variables)
+                # All ranks have made the same update; other variables become rank 0's.
+                cluster.broadcast([array for array in variables[0] if array.grad is None])
+                self._exchange.inside.broadcast(in_buckets([*zip(*variables)]))
         return outputs
-
-    def _reduce(
-        self,
-        variables: list[Sequence[mx.nd.NDArray]],
-        counting: Sequence[Sequence[bool]],
-        num_used: int,
-    ) -> None:
-        """Sum the gradients of the first ``num_used`` towers onto the first one."""
-        used = [counts[:num_used] for counts in counting]
-        buckets = replicas.buckets(replicas.trained(variables[:num_used]), used)
-        Exchange(self.ctx[:num_used]).reduce([bucket.grads for bucket in buckets])
-
-    def _broadcast(self, variables: list[Sequence[mx.nd.NDArray]]) -> None:
-        """Give all towers the first one's variables. All ranks have made the same update."""
-        copies = [list(arrays) for arrays in zip(*variables)]
-        cluster.broadcast([arrays[0] for arrays in copies if arrays[0].grad is None])
-        self._exchange.inside.broadcast(in_buckets(copies))
 
     def _run(self, batches: list, call_on: Callable) -> dict[str, list]:
         """Run forward and backward on every tower; return the outputs by name."""
@@ -174,9 +160,9 @@ class Towers:
         return {name: [output[name] for output in outputs] for name in (outputs or [{}])[0]}
 
 
-def _rule_of(optimizer: mx.optimizer.Optimizer, params: list | None) -> Callable:
+def _rule_of(optimizer: mx.optimizer.Optimizer, params: list[gluon.Parameter]) -> Callable:
     """Return the optimizer as a function ``update(params, lr, batch_size)``."""
-    if params is not None and not optimizer.param_dict:
+    if not optimizer.param_dict:
         optimizer.param_dict = dict(enumerate(params))  # their lr_mult and wd_mult
     apply = Updater(optimizer)
 

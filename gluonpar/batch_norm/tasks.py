@@ -11,7 +11,6 @@ from gluonpar import cluster, gradients
 from gluonpar.batch_norm import device_sums
 from gluonpar.batch_norm.sync_batch_norm import share_running_statistics
 from gluonpar.runtime import devices, interrupts, threads
-from gluonpar.sharding import as_list
 
 
 class TaskError(RuntimeError):
@@ -55,7 +54,7 @@ def run_tasks(
     >>> [float(loss.asscalar()) for loss in run_tasks(mx.nd.sum, shards, [mx.cpu(1), mx.cpu(2)])]
     [1.0, 2.0]
     """
-    contexts = as_list(ctx)
+    contexts = devices.as_list(ctx)
     devices.check_distinct(contexts)
     least = int(cluster.size() == 1 or device_sums.current_round() is not None)
     if not least <= len(shards) <= len(contexts):

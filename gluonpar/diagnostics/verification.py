@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, collectives, metrics, sharding
+from gluonpar import cluster, collectives, replicas, sharding
 from gluonpar.batch_norm import running_statistics, sync_batch_norm
 from gluonpar.runtime import devices, memory, private_fields, threads
 
@@ -64,7 +64,7 @@ def verify(
     >>> print(verify(net, mx.gluon.loss.SoftmaxCELoss(), batch, ctx)[0])
     replicas: 2 parameters identical on 2 devices
     """
-    contexts = sharding.as_list(ctx)
+    contexts = devices.as_list(ctx)
     threads.share(contexts)
     _check_request(net, contexts)
     with devices.deterministic():
@@ -160,8 +160,8 @@ class _Trial:
 def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
     """Raise VerificationError, with the difference, unless all copies have the same bits. Waits."""
     try:
-        metrics.check_identical(copies, name)
-    except metrics.ReplicasDifferError as error:
+        replicas.check_identical(copies, name)
+    except replicas.ReplicasDifferError as error:
         raise VerificationError(f"replicas: {error}") from error
 
 

@@ -262,7 +262,7 @@ class Step:
             rule = optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient or 0)
             return rule, [] if momentum is None else [momentum]
 
-        optim.reduce_update(self._exchange, buckets, rule_of)
+        replicas.reduce_update(self._exchange, buckets, rule_of)
 
 
 def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Sequence
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from gluonpar import cluster, gradients, metrics, optim
+from gluonpar import cluster, gradients, optim, replicas
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.collectives import Exchange
 from gluonpar.gluon import clipping, consistency, update
@@ -239,9 +239,9 @@ class Trainer(gluon.Trainer):
         """
         trained = [param for param in self._params if private_fields.grads(param) is not None]
         for param in trained:
-            metrics.check_identical(private_fields.values(param), param.name)
+            replicas.check_identical(private_fields.values(param), param.name)
         first = [private_fields.values(param)[0] for param in trained]
-        metrics.check_ranks(first, [param.name for param in trained])
+        replicas.check_ranks(first, [param.name for param in trained])
 
     def save_states(self, fname: str | os.PathLike) -> None:
         """Write the optimizer with its states and all attributes, whole or not at all.

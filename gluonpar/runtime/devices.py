@@ -26,6 +26,22 @@ class DeviceChoice(NamedTuple):
     notice: str = ""
 
 
+def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
+    """Return ``ctx``, one context or a list of them as in Gluon, as a non-empty list.
+
+    Raises TypeError if an entry is not a context, and ValueError for an empty list.
+    """
+    contexts = list(ctx) if isinstance(ctx, (list, tuple)) else [ctx]
+    if not contexts:
+        raise ValueError("ctx must contain at least one context, got []; try [mx.cpu(0)]")
+    for entry in contexts:
+        if not isinstance(entry, mx.Context):
+            raise TypeError(
+                f"ctx must be an mx.Context, such as mx.cpu(0), or a list; got {entry!r}"
+            )
+    return contexts
+
+
 def check_distinct(ctx: Sequence[mx.Context]) -> None:
     """Raise ValueError if ``ctx`` repeats a context: Gluon would train one of its two copies."""
     twice = [context for i, context in enumerate(ctx) if context in ctx[:i]]

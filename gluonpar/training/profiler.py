@@ -13,7 +13,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.sharding import as_list
+from gluonpar.runtime import devices
 
 WARM_UP = 5  # steps before the window: the first steps allocate, trace and start threads
 NUM_STEPS = 20  # in the window: enough for a mean
@@ -38,7 +38,7 @@ class Profiler:
         warm_up: int = WARM_UP,
         num_steps: int = NUM_STEPS,
     ) -> None:
-        self.ctx, self.warm_up, self.num_steps = as_list(ctx), warm_up, num_steps
+        self.ctx, self.warm_up, self.num_steps = devices.as_list(ctx), warm_up, num_steps
         processors = len(os.sched_getaffinity(0))  # as MXNet counts them
         most = processors + 2
         for context in self.ctx:

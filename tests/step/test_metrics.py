@@ -8,7 +8,6 @@ from contexts import contexts, device
 from mxnet import autograd, nd
 from processes import run_python
 
-from gluonpar import metrics
 from gluonpar.metrics import Diverged, LossMeter, accuracy
 
 NUM_CLASSES = 5
@@ -167,17 +166,3 @@ def test_what_has_no_accuracy_is_refused(num_images, shape, words):
     images, params = np.zeros((num_images, 4), "uint8"), [[nd.ones((4, 5), device())]]
     with pytest.raises(ValueError, match=words):
         accuracy(images, np.zeros(shape), params, [device()], toy)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
-    """NaN is itself; zero is not minus zero."""
-    value = np.array([1.5, np.nan, 0.0], dtype)
-    copies = [nd.array(value, ctx=device(i), dtype=dtype) for i in range(3)]
-    metrics.check_identical(copies, "w")
-    for place, other, words in ((0, 1.75, "by up to"), (2, -0.0, "by up to")):
-        changed = value.copy()
-        changed[place] = other
-        copies[2][:] = nd.array(changed, dtype=dtype)
-        with pytest.raises(metrics.ReplicasDiffer, match=rf"w differs .*[cg]pu\(2\), {words}"):
-            metrics.check_identical(copies, "w")

@@ -56,13 +56,7 @@ def test_every_trained_parameter_is_in_one_bucket_and_the_last_come_first(kinds,
         params = [mx.nd.ones(tuple(shape), dtype=dtype) for shape, dtype, _ in kinds]
         frozen = [i for i, (*_, is_frozen) in enumerate(kinds) if is_frozen]
         device_params = [get_params(params, device(i), frozen) for i in range(2)]
-        whole, replicas.BUCKET_BYTES = replicas.BUCKET_BYTES, bucket_bytes
-        try:
-            buckets = [
-                bucket.copies for bucket in replicas.buckets(replicas.trained(device_params))
-            ]
-        finally:
-            replicas.BUCKET_BYTES = whole
+        buckets = replicas.neighbours(replicas.trained(device_params), bucket_bytes)
         trained = [i for i in range(len(params)) if i not in frozen and params[i].size]
         assert [each.index for bucket in buckets for each in bucket] == trained[::-1]
         for bucket in buckets:
@@ -132,6 +126,11 @@ def test_k_devices_hold_parameters_and_gradients_and_nothing_more(monkeypatch, b
     assert sum(map(allocated, mine)) == 2 * k * sum(map(memory.num_bytes, params))
 
 
+def attached(param, **how):
+    param.attach_grad(**how)
+    return param
+
+
 CHANGES = {  # of the second of three devices, and what the error says
     "a shape": (
         lambda params: params[::-1],
@@ -142,6 +141,14 @@ CHANGES = {  # of the second of three devices, and what the error says
     "frozen": (
         lambda params: [params[0], params[1].copy()],
         "1 has a gradient on some devices only",
+    ),
+    "rows": (
+        lambda params: [params[0], attached(params[1], stype="row_sparse")],
+        r"gradients\[1\] .* row_sparse",
+    ),
+    "a dtype": (
+        lambda params: [params[0], attached(params[1].astype("float64"))],
+        r"\[1\] on [cg]pu\(1\) .*float64",
     ),
 }
 
@@ -194,3 +201,17 @@ def test_row_sparse_and_frozen_gradients_are_summed_and_left():
         want = np.zeros((3, 1))
         want[sum(rows, [])] = 1
         assert_equal([table.grad for table, _ in device_params], [want, want])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_copies_with_the_same_bits_are_identical_and_one_bit_more_is_not(dtype):
+    """NaN is itself; zero is not minus zero."""
+    value = np.array([1.5, np.nan, 0.0], dtype)
+    copies = [mx.nd.array(value, ctx=device(i), dtype=dtype) for i in range(3)]
+    replicas.check_identical(copies, "w")
+    for place, other in ((0, 1.75), (2, -0.0)):
+        changed = value.copy()
+        changed[place] = other
+        copies[2][:] = mx.nd.array(changed, dtype=dtype)
+        with pytest.raises(replicas.ReplicasDifferError, match=r"w differs .*\(2\), by up to"):
+            replicas.check_identical(copies, "w")

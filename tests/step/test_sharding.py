@@ -132,23 +132,18 @@ def boxes(n):
 @pytest.mark.parametrize("weights", [None, [5, 1, 1, 2]])
 @pytest.mark.parametrize("n", [1, 3, 4, 9])
 def test_shards_of_samples_put_together_are_the_batch(n, weights):
-    batch = (np.arange(n * 2).reshape(n, 2), boxes(n))
+    """Every array is on its shard's context, with its dtype."""
+    batch = (payload((n, 2)), boxes(n), [mx.nd.array([i], dtype="int32") for i in range(n)])
     shards = split_samples(batch, contexts(4), weights)
-    sizes = [size for size in partition.sizes(n, 4, weights) if size]
-    assert [len(own) for _, own in shards] == sizes
-    assert [len(own) for own, _ in shards] == sizes
-    whole = np.concatenate([own.asnumpy() for own, _ in shards])
-    np.testing.assert_array_equal(whole, batch[0])
-    for got, want in zip(sum((own for _, own in shards), []), batch[1]):
+    assert_is_a_split([own for own, *_ in shards], batch[0], contexts(4), 0, weights)
+    for (own, *lists), ctx in zip(shards, contexts(4)):
+        assert [*map(len, lists)] == [len(own)] * 2
+        assert {array.context for array in sum(lists, [])} == {ctx}
+    for got, want in zip(sum((own for _, own, _ in shards), []), batch[1]):
+        assert np.dtype(got.dtype) == want.dtype
         np.testing.assert_array_equal(got.asnumpy(), want)
-
-
-def test_every_array_is_on_its_shards_context_with_its_dtype():
-    batch = [boxes(5), [mx.nd.ones((2,), dtype="int32")] * 5]
-    for shard, ctx in zip(split_samples(tuple(batch), contexts(2)), contexts(2)):
-        assert {a.context for a in shard[0] + shard[1]} == {ctx}
-        assert {np.dtype(a.dtype) for a in shard[0]} == {np.dtype("float64")}
-        assert {np.dtype(a.dtype) for a in shard[1]} == {np.dtype("int32")}
+    labels = sum((own for *_, own in shards), [])
+    assert [(np.dtype(a.dtype), a.asscalar()) for a in labels] == [("int32", i) for i in range(n)]
 
 
 def test_nests_are_kept_and_other_values_are_unchanged():

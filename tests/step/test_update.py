@@ -9,7 +9,7 @@ from contexts import algorithms, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gluonpar import optim, replicas, step
+from gluonpar import cluster, optim, replicas, step
 from gluonpar.collectives import host
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
@@ -24,7 +24,8 @@ of_one_pass = pytest.mark.cpu("the one-pass update is for CPU contexts")
 def allreduce_sgd(device_params, lr, batch_size, algorithm=None):
     """The last two lines of train_batch."""
     exchange = Exchange([params[0].context for params in device_params], algorithm)
-    step.allreduce_sgd(exchange, replicas.buckets(replicas.trained(device_params)), lr, batch_size)
+    buckets = replicas.buckets(replicas.trained(device_params))
+    step.allreduce_sgd(exchange, buckets, lr, cluster.PendingGather(batch_size, "samples"))
 
 
 def plain_list(params, ctx):
@@ -142,30 +143,3 @@ def test_an_error_is_raised_where_a_parameter_is_waited_for(monkeypatch, bytes_i
     assert [param.asnumpy().any() for param in params] == [False] * 3
     host.update([host.Update(grads, params, optim.rule(1.0, 0.25))])  # and the engine goes on
     assert [param.asnumpy().tolist() for param in params] == [[-0.75] * 8] * 3
-
-
-def with_rows(param):
-    param.attach_grad(stype="row_sparse")
-    return param
-
-
-def in_float64(param):
-    other = param.astype("float64")
-    other.attach_grad()
-    return other
-
-
-@pytest.mark.parametrize("algorithm", [None, "ring"])
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [(with_rows, r"gradients\[1\] .* row_sparse"), (in_float64, r"\[1\] on [cg]pu\(1\) .*float64")],
-)
-def test_gradients_that_cannot_be_summed_change_nothing(algorithm, change, words):
-    values = [np.ones((3, 4), "float32"), np.ones(5, "float32")]
-    device_params = place([plain_list] * 2, values, [values] * 2)
-    device_params[1][0] = change(device_params[1][0])
-    with pytest.raises(ValueError, match=words):
-        allreduce_sgd(device_params, LR, BATCH_SIZE, algorithm)
-    for params in device_params:
-        assert all((param.asnumpy() == 1).all() for param in params)
-        assert (params[1].grad.asnumpy() == 1).all()
