@@ -402,10 +402,10 @@ ATTRIBUTES = ["optimizer", "object", 1]
     ("place", "value", "words"),
     [
         (["format"], 3, "KeyError: 'pickle'"),
-        (ATTRIBUTES, {}, "num_update"),
+        (ATTRIBUTES, {}, "lr_scheduler"),
         ([*ATTRIBUTES, "new"], {"object": ["Popen", {}]}, "TypeError"),
         ([*ATTRIBUTES, "new"], {"constant": "builtin_function_or_method eval"}, "KeyError"),
-        (["states"], [[-1, {"nd": 0}]], "KeyError"),
+        (["states"], [[-1, {"nd": 0}]], "not there: .-1"),
         (["states"], [[0, {"object": ["NDArray", {"handle": "ab"}]}]], "TypeError"),
     ],
 )

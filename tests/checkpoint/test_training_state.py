@@ -7,11 +7,10 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from checkpoint_files import read, set_in_header
+from checkpoint_files import read, set_in_header, write
 from contexts import device
 
 import gluonpar
-from gluonpar.checkpoint import npz_file
 
 
 def network(k, rate=0.1, optimizer="adam", seed=0, names="ab"):
@@ -183,7 +182,7 @@ def test_a_header_changed_by_hand_is_refused(saved, keys, value, words):
 @pytest.mark.parametrize("header", [[1], {"format": 1}, "text", None])
 def test_another_header_is_refused(saved, header):
     path, *targets = saved
-    npz_file.write(path, header, [])
+    write(path, header, [])
     assert_refused(path, "cannot be loaded", *targets)
 
 
@@ -200,7 +199,7 @@ def test_an_array_of_another_shape_dtype_or_content_is_refused(saved, name, arra
     path, *targets = saved
     header, arrays = read(path)
     arrays[header["rng"][1] if name == "rng" else 0] = array
-    npz_file.write(path, header, arrays)
+    write(path, header, arrays)
     assert_refused(path, "cannot be loaded" if name == "rng" else name, *targets)
 
 
