@@ -1,6 +1,8 @@
 """Checkpoints and files of optimizer states, to be looked into and changed."""
 
+import functools
 import json
+import operator
 
 import numpy as np
 
@@ -23,8 +25,7 @@ def write(path, header, arrays):
 def set_in_header(path, keys, value):
     """Set one value of the header of a file, ``header[keys[0]][keys[1]]...``."""
     header, arrays = read(path)
-    inner = header
-    for key in keys[:-1]:
-        inner = inner[key]
-    inner[keys[-1]] = value
-    write(path, header, arrays)
+    whole = [header]
+    *outer, last = [0, *keys]
+    functools.reduce(operator.getitem, outer, whole)[last] = value
+    write(path, *whole, arrays)
