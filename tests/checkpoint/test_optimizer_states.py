@@ -294,16 +294,16 @@ SCHEDULES = [factor, multifactor, cosine, chain, lambda: None]
 @pytest.mark.parametrize("saved", SCHEDULES)
 @pytest.mark.parametrize("given", SCHEDULES)
 def test_of_two_schedules_that_differ_the_saved_one_goes_on_with_a_warning(saved, given, tmp_path):
-    def make(schedule):
-        params = weights([[1.0]], 2)
-        options = {"learning_rate": 0.1, "lr_scheduler": schedule()}
+    def make(schedule, lr):
+        params, made = weights([[1.0]], 2), schedule()
+        options = {"lr_scheduler": made} if made else {"learning_rate": lr}
         return params, Trainer(params, "sgd", options)
 
-    path, trained = tmp_path / "states", make(saved)
+    path, trained = tmp_path / "states", make(saved, 0.1)
     steps(*trained, 5)
     trained[1].save_states(path)
-    for keep, goes_on in ((False, make(saved)), (True, make(given))):
-        loaded = make(given)
+    for keep, goes_on in ((False, make(saved, 0.1)), (True, make(given, 0.2))):
+        loaded = make(given, 0.2)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             loaded[1].load_states(path, trusted=saved is chain, keep_schedule=keep)

@@ -214,6 +214,8 @@ def test_a_schedule_that_is_not_plain_is_loaded_only_if_trusted(saved):
         gluonpar.save_checkpoint(path, net, trainer, rng)
     assert_refused(path, "any code.*trusted=True", net, trainer, rng)
     other, other_trainer = network(2, rate=0.7)
+    gluonpar.load_checkpoint(path, other, other_trainer, rng, keep_schedule=True, trusted=True)
+    assert other_trainer.learning_rate == 0.7 / 4
     with pytest.warns(UserWarning, match="schedule goes on"):
         gluonpar.load_checkpoint(path, other, other_trainer, rng, trusted=True)
     assert other_trainer.learning_rate == 0.25
