@@ -16,13 +16,22 @@ import mxnet as mx
 
 def read(path: str | os.PathLike) -> bytes:
     """Return the content of a regular file; ValueError with the reason if it cannot be read."""
-    path = pathlib.Path(path)
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path}")
     try:
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}")
-        return path.read_bytes()
+        return pathlib.Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def loading(path: str | os.PathLike) -> Iterator[None]:
+    """Turn any exception of the block into a ValueError that names ``path`` and the reason."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} cannot be loaded: {reason}") from error
 
 
 @contextlib.contextmanager

@@ -11,10 +11,11 @@ array, which is number 0 of the arrays. Reading imports nothing and calls nothin
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
-from typing import Any, Callable, Sequence
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -22,103 +23,89 @@ import numpy as np
 from gluonpar.checkpoint import files
 
 _SCALARS = (type(None), bool, int, float, str)
+_ARRAYS = {np.ndarray: "numpy", mx.nd.NDArray: "nd", mx.np.ndarray: "np"}
 
 
-def write(path: str | os.PathLike, header: Any, arrays: Sequence[np.ndarray]) -> None:
+def write(path: str | os.PathLike, header: Any) -> None:
     """Write a file whole or not at all; OSError if the file system refuses.
 
-    ``header`` is for JSON and may hold NumPy's numbers; ``arrays`` are of any dtype but object.
+    ``header`` is for JSON, and may hold NumPy's numbers and arrays, of any dtype but object. The
+    file's header has an array's number in its place.
     """
+    arrays: dict[str, Any] = {}
+
+    def number(value: Any) -> int | float:
+        if not isinstance(value, np.ndarray):
+            return np.number.item(value)
+        arrays[str(len(arrays))] = value
+        return len(arrays) - 1
+
+    text = np.frombuffer(json.dumps(header, default=number).encode(), "uint8")
     buffer = io.BytesIO()
-    text = np.frombuffer(json.dumps(header, default=np.number.item).encode(), "uint8")
-    by_number: dict[str, Any] = {str(i): array for i, array in enumerate(arrays)}
-    np.savez(buffer, header=text, **by_number)
+    np.savez(buffer, header=text, **arrays)
     with files.atomic_write(path) as file:
         file.write(buffer.getbuffer())
 
 
-def parsed(
-    content: bytes, parse: Callable[[Any, dict[int, np.ndarray]], Any], path: str | os.PathLike
-) -> Any:
-    """Return ``parse(header, arrays by number)`` of a file's content.
-
-    ``parse`` may remove arrays from its argument, so that their memory is free again earlier.
-    Raises ValueError, with ``path`` and the reason, if the content is not such a file or is
-    damaged, or if ``parse`` raises any exception, as it may on a file made by hand.
-    """
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:  # noqa: TID251
-            damaged = file.zip.testzip()
-            if damaged is not None:
-                raise ValueError(f"it is damaged: {damaged} does not have its CRC-32")
-            arrays = {i: file[str(i)] for i in range(len(file.files) - 1)}
-            header = json.loads(file["header"].tobytes())
-        return parse(header, arrays)
-    except Exception as error:
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} cannot be loaded: {reason}") from error
+def read(content: bytes) -> tuple[Any, dict[int, np.ndarray]]:
+    """Return header and arrays, by number, of a file's content; any exception if it is damaged."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:  # noqa: TID251
+        damaged = file.zip.testzip()
+        if damaged is not None:
+            raise ValueError(f"it is damaged: {damaged} does not have its CRC-32")
+        arrays = {i: file[str(i)] for i in range(len(file.files) - 1)}
+        return json.loads(file["header"].tobytes()), arrays
 
 
 class NotPlainError(ValueError):
     """A value is not plain, or is in two places and must stay one object."""
 
 
-class Encoder:
-    """Makes JSON of plain values, and collects their ``arrays``."""
+def encode(value: Any, place: str, seen: set[int]) -> Any:
+    """Return ``value`` for :func:`write`; NotPlainError, with its ``place``, if it is not plain.
 
-    def __init__(self) -> None:
-        self.arrays: list[np.ndarray] = []
-        self._seen: dict[int, Any] = {}  # keeps the values, so that no other has the same id
-
-    def add(self, array: np.ndarray) -> int:
-        """Append ``array`` to the arrays; return its number."""
-        self.arrays.append(array)
-        return len(self.arrays) - 1
-
-    def encode(self, value: Any, place: str) -> Any:
-        """Return ``value`` for JSON; NotPlainError, with its ``place``, if it is not plain."""
-        kind = type(value)
-        if kind in _SCALARS:
-            return value
-        if isinstance(value, np.generic) and not value.dtype.hasobject:
-            return {"number": self.add(np.asarray(value))}
-        if kind is tuple:
-            return {"tuple": [self.encode(part, f"{place}[{i}]") for i, part in enumerate(value)]}
-        if id(value) in self._seen:
-            raise NotPlainError(f"{place} is in a second place, too")
-        self._seen[id(value)] = value
-        if kind is np.ndarray and not value.dtype.hasobject:
-            return {"numpy": self.add(value)}
-        if kind in (mx.nd.NDArray, mx.np.ndarray):
-            return {"nd" if kind is mx.nd.NDArray else "np": self.add(value.asnumpy())}
-        if kind is list:
-            return {"list": [self.encode(part, f"{place}[{i}]") for i, part in enumerate(value)]}
-        if kind is dict:
-            keys = [self.encode(key, f"a key of {place}") for key in value]
-            parts = [self.encode(part, f"{place}[{key!r}]") for key, part in value.items()]
-            return {"dict": [None, keys, parts]}
-        raise NotPlainError(f"{place} is of type {kind.__qualname__}")
+    ``seen`` gets the ids of all its parts, which must not be parts of another value, too.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return {"number": np.asarray(value)}
+    if kind is not tuple and id(value) in seen:
+        raise NotPlainError(f"{place} is in a second place, too")
+    seen.add(id(value))
+    if kind in _ARRAYS:
+        array = value if kind is np.ndarray else value.asnumpy()
+        if not array.dtype.hasobject:
+            return {_ARRAYS[kind]: array}
+    if kind in (list, tuple):
+        parts = [encode(part, f"{place}[{i}]", seen) for i, part in enumerate(value)]
+        return {kind.__name__: parts}
+    if kind is dict:
+        keys = [encode(key, f"a key of {place}", seen) for key in value]
+        parts = [encode(part, f"{place}[{key!r}]", seen) for key, part in value.items()]
+        return {"dict": [None, keys, parts]}
+    raise NotPlainError(f"{place} is of type {kind.__qualname__}")
 
 
 def decode(value: Any, arrays: dict[int, np.ndarray], ctx: mx.Context) -> Any:
-    """Return what :meth:`Encoder.encode` encoded, with MXNet's arrays on ``ctx``.
+    """Return what :func:`encode` encoded, with MXNet's arrays on ``ctx``.
 
-    Removes its arrays from ``arrays``.
+    Removes its arrays from ``arrays``, so that their memory is free again earlier.
     """
     if type(value) in _SCALARS:
         return value
     [(kind, content)] = value.items()
+    inner = functools.partial(decode, arrays=arrays, ctx=ctx)
     if kind in ("list", "tuple"):
-        parts = [decode(part, arrays, ctx) for part in content]
-        return tuple(parts) if kind == "tuple" else parts
+        parts = map(inner, content)
+        return [*parts] if kind == "list" else tuple(parts)
     if kind == "dict":
         _, keys, parts = content
-        return {decode(k, arrays, ctx): decode(v, arrays, ctx) for k, v in zip(keys, parts)}
+        return dict(zip(map(inner, keys), map(inner, parts)))
     array = arrays.pop(content)
-    if kind == "numpy":
-        return array
-    if kind == "number":
-        return array[()]
+    if kind in ("numpy", "number"):
+        return array if kind == "numpy" else array[()]
     create = {"nd": mx.nd.array, "np": mx.np.array}[kind]
     with mx.util.np_shape(kind == "np" or mx.util.is_np_shape()):
         return create(array, dtype=array.dtype, ctx=ctx)

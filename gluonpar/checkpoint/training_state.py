@@ -14,6 +14,7 @@ An array is given by its number in the file.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from typing import Any, Sequence
 
@@ -57,17 +58,16 @@ def save_checkpoint(
     values = _values(named)
     if not cluster.is_main():
         return
-    encoder = npz_file.Encoder()
-    add = encoder.add
-    header: dict[str, Any] = {
+    json.dumps(notes, default=np.number.item)  # raises for an array, which a header may hold
+    header = {
         "format": FORMAT,
         "gluonpar": __version__,
-        "params": [[name, [*map(add, copies)]] for name, copies in values.items()],
-        "optimizer": trainer and optimizer_states.describe(*_optimizer(trainer, params), encoder),
-        "rng": rng and [add(x) if isinstance(x, np.ndarray) else x for x in rng.get_state()],
+        "params": [*values.items()],
+        "optimizer": trainer and _optimizer(trainer, params).describe(),
+        "rng": rng and rng.get_state(),
         "notes": {} if notes is None else notes,
     }
-    npz_file.write(path, header, encoder.arrays)
+    npz_file.write(path, header)
 
 
 def load_checkpoint(
@@ -95,31 +95,25 @@ def load_checkpoint(
     """
     named = _named(params)
     optimizer = None if trainer is None else _optimizer(trainer, params)
-
-    def read() -> bytes | None:
-        return files.read(path) if cluster.is_main() else None
-
-    def check(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
+    own = cluster.together(lambda: files.read(path) if cluster.is_main() else None, _LOADS)
+    content = cluster.broadcast_bytes(own)
+    with files.loading(path):
+        header, arrays = npz_file.read(content)
         if header["format"] != FORMAT:
             raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
         for name, argument, section in (("trainer", trainer, "optimizer"), ("rng", rng, "rng")):
             if argument is not None and header[section] is None:
                 raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
         values = _checked_values(header["params"], arrays, named)
-        prepare, section = optimizer_states.prepare_restore, header["optimizer"]
-        restore = optimizer and prepare(*optimizer, trusted, section, arrays)
-        generator = None
+        if optimizer is not None:
+            optimizer.check(header["optimizer"], arrays, trusted)
         if rng is not None:
             kind, number, *more = header["rng"]
             generator = kind, arrays[number], *more
             np.random.RandomState().set_state(generator)  # refuses another kind, or other keys
-        return values, restore, generator, header["notes"]
-
-    values, restore, generator, notes = npz_file.parsed(
-        cluster.broadcast_bytes(cluster.together(read, _LOADS)), check, path
-    )
-    if trainer is not None:
-        restore(keep_schedule)
+        notes = header["notes"]
+    if optimizer is not None:
+        optimizer.apply(keep_schedule)
     if rng is not None:
         rng.set_state(generator)
     if isinstance(params, gluon.Block):
@@ -148,10 +142,8 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
     return {name: (p.list_data(), p.grad_req == "null") for name, p in by_place.items()}
 
 
-def _optimizer(
-    trainer: gluon.Trainer, params: Any
-) -> tuple[mx.optimizer.Updater, optimizer_states.NamedParams]:
-    """Return the trainer's updater, and its parameters with their names in the block.
+def _optimizer(trainer: gluon.Trainer, params: Any) -> optimizer_states.Section:
+    """Return the section of the trainer's optimizer, with the parameters' names in the block.
 
     Gluon's own names depend on how many blocks were made before, and a Trainer sorts by them.
     """
@@ -160,34 +152,28 @@ def _optimizer(
     named = private_fields.params_by_place(params) if isinstance(params, gluon.Block) else {}
     names = {param: name for name, param in named.items()}
     listed = enumerate(private_fields.params(trainer))
-    [updater, *_] = private_fields.updaters(trainer)
-    return updater, [(names.get(param, param.name), i, param) for i, param in listed]
+    by_name = [(names.get(param, param.name), i, param) for i, param in listed]
+    return optimizer_states.Section(private_fields.updaters(trainer)[0], by_name)
 
 
 def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
     """Return on rank 0 each parameter's value, or, if they differ, its values on all devices."""
-    unlike = _unlike({name: each for name, (each, may_differ) in named.items() if may_differ})
+    digests = {
+        name: {hashlib.sha256(copy.asnumpy()).hexdigest() for copy in copies}
+        for name, (copies, may_differ) in named.items()
+        if may_differ
+    }
+    ranks = cluster.gather(digests, _SAVES) if digests else []
+    unlike = {name for name in digests if len(set().union(*(rank[name] for rank in ranks))) > 1}
     values = {}
     for name, (copies, _) in named.items():
         if name in unlike:
             own = np.stack([copy.asnumpy() for copy in copies])
-            ranks = cluster.gather_to_first(own, f"{_SAVES} ({name})")
-            values[name] = [value for rank in ranks for value in rank]
+            every = cluster.gather_to_first(own, f"{_SAVES} ({name})")
+            values[name] = [value for rank in every for value in rank]
         elif cluster.is_main():
             values[name] = [copies[0].asnumpy()]
     return values
-
-
-def _unlike(named: dict[str, Sequence[mx.nd.NDArray]]) -> set[str]:
-    """Return the names of the parameters whose copies, on all ranks, are not all the same."""
-    if not named:
-        return set()
-    digests = {
-        name: {hashlib.sha256(copy.asnumpy()).hexdigest() for copy in copies}
-        for name, copies in named.items()
-    }
-    ranks = cluster.gather(digests, _SAVES)
-    return {name for name in named if len(set().union(*(rank[name] for rank in ranks))) > 1}
 
 
 def _checked_values(

@@ -73,7 +73,9 @@ class Checkpointer:
         """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
-            progress, identity = npz_file.parsed(files.read(path), _parse, path)
+            content = files.read(path)
+            with files.loading(path):
+                progress, identity = _parse(npz_file.read(content)[0])
             differences = [
                 f"{name} was {identity.get(name)} and is now {value}"
                 for name, value in self._identity.items()
@@ -154,7 +156,7 @@ def _order(path: pathlib.Path) -> tuple[int, str]:
     return len(path.stem.partition("-batch-")[0]), path.name
 
 
-def _parse(header: dict[str, Any], _: Any) -> tuple[Progress, dict[str, Any]]:
+def _parse(header: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
     """Return a run's progress, and what identifies it, from the header of its checkpoint."""
     notes = header["notes"]
     if not isinstance(notes, dict) or "run" not in notes:

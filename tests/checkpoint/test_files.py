@@ -70,22 +70,6 @@ def test_only_a_regular_file_is_replaced(tmp_path):
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
 
 
-def params():
-    """More than ten, with unique values, on two contexts; with a NaN, an infinity and a -0."""
-    odd = mx.nd.array([[float("nan"), float("inf"), -0.0], [1, 2, 3]], ctx=device(1))
-    many = [mx.nd.array([i]) for i in range(12)]
-    return [odd, mx.nd.array([1 / 3, 2 / 3], dtype="float64"), *many]
-
-
-def assert_holds(path, expected):
-    loaded = mx.nd.load(str(path))
-    assert list(loaded) == [str(i) for i in range(len(expected))]
-    for array, value in zip(loaded.values(), expected):
-        assert (array.dtype, array.shape) == (value.dtype, value.shape)
-        assert array.context == mx.cpu(0)  # wherever it was: other machines have fewer devices
-        assert array.asnumpy().tobytes() == value.asnumpy().tobytes()
-
-
 FULL = """
 import pathlib, resource, signal, sys
 import gluonpar, mxnet as mx
@@ -104,9 +88,16 @@ def test_a_full_disk_is_an_oserror_and_keeps_the_earlier_file(tmp_path):
     """MXNet buffers small files, and does not notice when flushing the buffer fails."""
     path = tmp_path / "a.params"
     files.save_params(path, [mx.nd.zeros((3,))])
-    files.save_params(path, params())
+    odd = mx.nd.array([[float("nan"), float("inf"), -0.0], [1, 2, 3]], ctx=device(1))
+    params = [odd, mx.nd.array([1 / 3], dtype="float64"), *(mx.nd.array([i]) for i in range(12))]
+    files.save_params(path, params)
     assert run_python(FULL, path).count(str(path)) == 2
-    assert_holds(path, params())
+    loaded = mx.nd.load(str(path))
+    assert list(loaded) == [str(i) for i in range(len(params))]
+    for array, value in zip(loaded.values(), params):
+        assert (array.dtype, array.shape) == (value.dtype, value.shape)
+        assert array.context == mx.cpu(0)  # wherever it was: other machines have fewer devices
+        assert array.asnumpy().tobytes() == value.asnumpy().tobytes()
     assert os.listdir(tmp_path) == ["a.params"]
 
 

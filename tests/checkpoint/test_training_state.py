@@ -7,11 +7,10 @@ import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from checkpoint_files import read, set_in_header
+from checkpoint_files import read, set_in_header, write
 from contexts import device
 
 import gluonpar
-from gluonpar.checkpoint import npz_file
 
 
 def network(k, rate=0.1, optimizer="adam", seed=0, names="ab"):
@@ -96,32 +95,22 @@ def test_the_parameters_of_an_imported_network(tmp_path):
     assert one == other
 
 
-def test_lists_of_parameters_can_be_loaded_on_another_number_of_devices(tmp_path):
-    params = gluonpar.init_lenet()
-    two, three = ([gluonpar.get_params(params, device(i)) for i in range(k)] for k in (2, 3))
-    gluonpar.save_checkpoint(tmp_path / "a", two)
-    for replica in three:
-        for array in replica:
-            array[:] = 7
-    assert gluonpar.load_checkpoint(tmp_path / "a", three) == {}
-    for replica in three:
-        for array, original in zip(replica, params):
-            assert array.asnumpy().tobytes() == original.asnumpy().tobytes()
-
-
-def test_lists_from_a_generator_with_values_that_differ_by_device_where_nothing_is_trained(
-    tmp_path,
-):
-    """Such as the running statistics of a plain function."""
-    start = [mx.nd.ones((2,)), mx.nd.zeros((3,))]
+@pytest.mark.parametrize(("k", "statistics"), [(2, [1, 2]), (3, [1.5] * 3)])
+def test_lists_from_a_generator_on_as_many_devices_and_on_another_number(k, statistics, tmp_path):
+    """The last array is not trained, such as the running statistics of a plain function."""
+    start = [mx.nd.array([1 / 3, 2 / 3]), mx.nd.array([[4], [5]]), mx.nd.zeros((3,))]
     saved, other = (
-        [gluonpar.get_params(start, device(i), frozen=[1]) for i in (0, 1)] for _ in "ab"
+        [gluonpar.get_params(start, device(i), frozen=[2]) for i in range(n)] for n in (2, k)
     )
-    for i, (_, frozen) in enumerate(saved):
-        frozen[:] = i + 1
-    gluonpar.save_checkpoint(tmp_path / "a", (params for params in saved))
-    gluonpar.load_checkpoint(tmp_path / "a", (params for params in other))
-    assert [params[1].asnumpy().tolist() for params in other] == [[1, 1, 1], [2, 2, 2]]
+    for i, arrays in enumerate(saved):
+        arrays[2][:] = i + 1
+    for array in sum(other, []):
+        array[:] = 7
+    gluonpar.save_checkpoint(tmp_path / "a", (arrays for arrays in saved))
+    assert gluonpar.load_checkpoint(tmp_path / "a", (arrays for arrays in other)) == {}
+    for arrays, statistic in zip(other, statistics):
+        for array, want in zip(arrays, [*start[:2], mx.nd.full((3,), statistic)]):
+            assert array.asnumpy().tobytes() == want.asnumpy().tobytes()
 
 
 @pytest.mark.parametrize("notes", ["text", "", 0, 2.5, [1, "a"], [["a", 1]], {"a": [None, True]}])
@@ -129,6 +118,12 @@ def test_notes_of_any_kind_come_back(notes, tmp_path):
     params = [gluonpar.init_lenet()]
     gluonpar.save_checkpoint(tmp_path / "a", params, notes=notes)
     assert gluonpar.load_checkpoint(tmp_path / "a", params) == notes
+
+
+def test_notes_with_an_array_are_refused(tmp_path):
+    with pytest.raises(TypeError):
+        gluonpar.save_checkpoint(tmp_path / "a", [gluonpar.init_lenet()], notes=[np.ones(2)])
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_format_is_npz_with_a_json_header(saved):
@@ -172,19 +167,13 @@ def assert_refused(path, words, net, trainer, rng):
         (["rng"], ["MT19937", 0, 1, 2, 3], "cannot be loaded"),
         (["rng", 4], "x", "cannot be loaded"),
         (["rng", 0], "Philox", "cannot be loaded"),
+        *(([], header, "cannot be loaded") for header in ([1], {"format": 1}, "text", None)),
     ],
 )
 def test_a_header_changed_by_hand_is_refused(saved, keys, value, words):
     path, *targets = saved
     set_in_header(path, keys, value)
     assert_refused(path, words, *targets)
-
-
-@pytest.mark.parametrize("header", [[1], {"format": 1}, "text", None])
-def test_another_header_is_refused(saved, header):
-    path, *targets = saved
-    npz_file.write(path, header, [])
-    assert_refused(path, "cannot be loaded", *targets)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +189,7 @@ def test_an_array_of_another_shape_dtype_or_content_is_refused(saved, name, arra
     path, *targets = saved
     header, arrays = read(path)
     arrays[header["rng"][1] if name == "rng" else 0] = array
-    npz_file.write(path, header, arrays)
+    write(path, header, arrays)
     assert_refused(path, "cannot be loaded" if name == "rng" else name, *targets)
 
 
@@ -225,6 +214,8 @@ def test_a_schedule_that_is_not_plain_is_loaded_only_if_trusted(saved):
         gluonpar.save_checkpoint(path, net, trainer, rng)
     assert_refused(path, "any code.*trusted=True", net, trainer, rng)
     other, other_trainer = network(2, rate=0.7)
+    gluonpar.load_checkpoint(path, other, other_trainer, rng, keep_schedule=True, trusted=True)
+    assert other_trainer.learning_rate == 0.7 / 4
     with pytest.warns(UserWarning, match="schedule goes on"):
         gluonpar.load_checkpoint(path, other, other_trainer, rng, trusted=True)
     assert other_trainer.learning_rate == 0.25
