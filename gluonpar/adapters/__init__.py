@@ -2,7 +2,7 @@
 
 import sys
 
-from gluonpar import batch_norm, gluon
+from gluonpar import batch_norm, gluon, tasks
 from gluonpar.adapters import module, towers
 from gluonpar.adapters.data_loader import DataLoader
 from gluonpar.adapters.estimator import BatchProcessor
@@ -13,6 +13,6 @@ __all__ = ["BatchProcessor", "DataLoader", "Towers", "average_gradients", "make_
 __all__ += ["module"]
 
 # Programs may import these from gluonpar.gluon, where they were before this room was made.
-for _room in (batch_norm, sys.modules[__name__]):
+for _room in (batch_norm, tasks, sys.modules[__name__]):
     vars(gluon).update((_name, getattr(_room, _name)) for _name in _room.__all__)
 sys.modules["gluonpar.gluon.towers"] = towers

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import uuid
 import weakref
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
+from gluonpar import cluster, tasks
 from gluonpar.batch_norm import device_sums
-from gluonpar.batch_norm.device_sums import Round, SumKey, current_round
+from gluonpar.batch_norm.device_sums import RoundSums, SumKey
 from gluonpar.runtime import device_threads, devices, engine, memory, private_fields
 
 
@@ -89,8 +90,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._key = self.name_in_job = uuid.uuid4().hex
         if not self.is_local:
             self.name_in_job = device_sums.name_in_job(self.name)
-            _in_job[self.name_in_job] = self
-        self._plain_round: Round | None = None
+        self._plain_sums: RoundSums | None = None
         _layers[self._key] = self
 
     def _num_devices(self) -> int:
@@ -119,7 +119,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
         """Return why a call for one of ``ctx`` on this thread may never end; "" if it ends."""
-        if not autograd.is_training() or self._round().num_devices == 1:
+        if not autograd.is_training() or self._sums().round.num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             return _NAIVE_ENGINE.format(self.name)
@@ -127,14 +127,19 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             return ""
         return _PLAIN_LOOP.format(self.name)
 
-    def _round(self) -> Round:
-        """Return the round of this thread's task; in a plain loop the layer's own."""
-        current, plain = current_round(), self._plain_round
+    def _sums(self) -> RoundSums:
+        """Return the sums of the round of this thread's task; in a plain loop the layer's own."""
+        current, plain = tasks.current_round(), self._plain_sums
         if current:
-            return current
+            return current.sums
         how = self._num_devices(), cluster.size() > 1
-        if not plain or plain.failed or (plain.num_devices, bool(plain.messages)) != how:
-            plain = self._plain_round = Round(how[0], f"a plain loop with {self.name_in_job}")
+        if (
+            not plain
+            or plain.round.failed
+            or (plain.round.num_devices, bool(plain.messages)) != how
+        ):
+            place = f"a plain loop with {self.name_in_job}"
+            plain = self._plain_sums = RoundSums(tasks.Round(how[0]), place)
         return plain
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
@@ -192,17 +197,31 @@ _NAIVE_ENGINE = (
 # Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 _imported: dict[str, SyncBatchNorm] = {}
-# Those that were made outside cluster.local(), by their name on all ranks.
-_in_job: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 
 
-def share_running_statistics(round_: Round) -> None:
-    """Copy the running statistics to the devices, of all ranks, that had no task."""
-    took_part = list(round_.num_backwards)
-    if not took_part:
-        _follow_statistics(round_)
-        return
-    for layer in round_.begun:
+@tasks.scopes.append
+@contextlib.contextmanager
+def _sums_of(round_: tasks.Round) -> Iterator[None]:
+    """Have layers sum over the devices of a round; after it they share their running statistics."""
+    round_.sums = sums = RoundSums(round_)
+    sums.join_ranks()
+    try:
+        yield
+        sums.check_begun()
+        sums.send_tasks()
+    except BaseException:
+        sums.abandon()
+        raise
+    if round_.devices:
+        _share_statistics(sums)
+    else:
+        _follow_statistics(sums)
+
+
+def _share_statistics(sums: RoundSums) -> None:
+    """Copy the running statistics to the devices that had no task."""
+    took_part = sums.round.devices
+    for layer in sums.begun:
         params = layer.running_mean, layer.running_var
         if not all(private_fields.values(p) and took_part[0] in p.list_ctx() for p in params):
             continue  # it was made for an imported symbol
@@ -211,12 +230,13 @@ def share_running_statistics(round_: Round) -> None:
                 param.data(took_part[0]).copyto(param.data(c))
 
 
-def _follow_statistics(round_: Round) -> None:
+def _follow_statistics(sums: RoundSums) -> None:
     """On a rank without tasks, compute the running statistics from the other ranks' sums."""
-    seconds = [layer.timeout_seconds for layer in _in_job.values()]
-    calls = round_.wait_for_tasks(max(seconds)) if round_.number and seconds else {}
+    layers = {layer.name_in_job: layer for layer in _layers.values() if not layer.is_local}
+    seconds = [layer.timeout_seconds for layer in layers.values()]
+    calls = sums.wait_for_tasks(max(seconds)) if sums.number and seconds else {}
     for name, num_calls in calls.items():
-        layer = _in_job.get(name)
+        layer = layers.get(name)
         if layer is None or private_fields.awaits_shape(layer.running_mean):
             known = "does not know it" if layer is None else "does not know its shape yet"
             raise RuntimeError(
@@ -227,7 +247,7 @@ def _follow_statistics(round_: Round) -> None:
         for param in (layer.running_mean, layer.running_var):
             of_variance = param is layer.running_var
             for number in range(1, num_calls + 1) if private_fields.values(param) else ():
-                _follow_sum(SumKey(round_, layer, of_variance, number), param)
+                _follow_sum(SumKey(sums, layer, of_variance, number), param)
 
 
 def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
@@ -238,7 +258,7 @@ def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
         how = key.layer.momentum, key.of_variance, first.context
         return [_running(memory.view(running), total, *how)]
 
-    _push_sum(functools.partial(device_sums.add, key, "", None), results, [running], ["write"])
+    _push(functools.partial(device_sums.add, key, None, None), results, [running])
     for copy in copies:
         running.copyto(copy)
 
@@ -254,33 +274,24 @@ def _running(
     return momentum * before + (1 - momentum) * new
 
 
-def _push_sum(
+def _push(
     add: Callable[[Callable, Callable], None],
     results: Callable[[np.ndarray], Iterable[np.ndarray]],
-    targets: list[mx.nd.NDArray],
-    req: list[str],
-    ctx: mx.Context | None = None,
+    targets: Sequence[mx.nd.NDArray],
     settles: Sequence[mx.nd.NDArray] = (),
 ) -> None:
-    """Push an operator that writes ``results(total)`` into ``targets``, as ``req`` says.
+    """Push an operator that calls ``add(write, complete)``, and ends when that calls ``complete``.
 
-    It calls ``add(write, complete)``, and ends when one of the two has been called. For
+    ``write(total)`` writes ``results(total)`` into ``targets``, which are in the host's memory. For
     ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
     """
 
-    def begin(complete: Callable) -> None:
-        def write(total: np.ndarray) -> None:
-            for array, kind, result in zip(targets, req, results(total)):
-                if kind == "add":
-                    memory.view(array)[:] += result
-                elif kind != "null":
-                    memory.view(array)[:] = result
-            complete()
-
-        add(write, complete)
+    def write(total: np.ndarray) -> None:
+        for array, result in zip(targets, results(total)):
+            memory.view(array)[:] = result
 
     how = {"name": "gluonpar.SyncBatchNorm", "prioritized": True, "ends_by_call": True}
-    engine.push(begin, ctx or mx.cpu(), writes=targets, settles=settles, **how)
+    engine.push(functools.partial(add, write), mx.cpu(), writes=targets, settles=settles, **how)
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
@@ -293,7 +304,7 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
-            block.num_devices, block._plain_round = num_devices, None
+            block.num_devices, block._plain_sums = num_devices, None
 
     net.apply(change)
 
@@ -349,7 +360,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         self._count = 0.0  # of values per channel, over all devices
 
     def _begin(self) -> SumKey:
-        return self._layer._round().begin(self._layer, self._ctx, self._prop.variance)
+        return self._layer._sums().begin(self._layer, self._ctx, self._prop.variance)
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
         key, self._key, self._next = self._next, None, None
@@ -375,8 +386,9 @@ class _MeanOverDevices(mx.operator.CustomOp):
         if self._key is None:
             self.assign(in_grad[0], req[0], 0)
             return
-        if self._ctx.device_type == "cpu" and self._key.round.num_devices > 1:
-            if not self._key.round.has_begun_backward(self._ctx):  # it is another thread's
+        round_ = self._key.sums.round
+        if self._ctx.device_type == "cpu" and round_.num_devices > 1:
+            if not round_.has_begun_backward(self._ctx):  # it is another thread's
                 self._refusal = _PLAIN_LOOP.format(self._layer.name)
         key, values = self._key._replace(of_gradients=True), out_grad[0].asnumpy()
         self._write(key, values, lambda total: [total / self._count], [in_grad[0]], [req[0]])
@@ -394,15 +406,18 @@ class _MeanOverDevices(mx.operator.CustomOp):
         def add(write: Callable, complete: Callable) -> None:
             if self._refusal:
                 raise RuntimeError(self._refusal)
-            device_sums.add(key, str(self._ctx), values, write, complete)
+            device_sums.add(key, self._ctx, values, write, complete)
 
-        if self._ctx.device_type == "cpu":
-            _push_sum(add, results, targets, req, self._ctx, targets)
-            return
-        arrays = [mx.nd.empty(array.shape, mx.cpu(), array.dtype) for array in targets]
-        _push_sum(add, results, arrays, ["write"] * len(targets), None, [*arrays, *targets])
+        arrays = [  # on the host
+            target
+            if self._ctx.device_type == "cpu" and kind == "write"
+            else mx.nd.empty(target.shape, mx.cpu(), target.dtype)
+            for target, kind in zip(targets, req)
+        ]
+        _push(add, results, arrays, [*arrays, *targets])
         for target, kind, array in zip(targets, req, arrays):
-            self.assign(target, kind, array.as_in_context(target.context))
+            if array is not target:
+                self.assign(target, kind, array.as_in_context(target.context))
 
 
 @private_fields.around(private_fields.MAKES_GRAPH)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import pathlib
 import threading
@@ -22,9 +23,9 @@ from gluonpar import split_and_load, split_samples
 from gluonpar.adapters.towers import Towers
 from gluonpar.batch_norm import device_sums
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
+from gluonpar.tasks import Round, TaskError, run_tasks
 
 HYBRIDIZED = {"imperative": {"active": False}, "hybridized": {}, "static": STATIC}
 each_way = pytest.mark.parametrize("hybridized", HYBRIDIZED.values(), ids=HYBRIDIZED)
@@ -571,12 +572,11 @@ def trained(net):
 
 
 def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
-    given = {"a": 1.0, "b": 1e16, "c": -1e16}  # (a + b) + c is 0, and (b + c) + a is 1
-    for order in ("abc", "cba", "bca"):
-        current, layer, sums = device_sums.Round(3), SyncBatchNorm(), {}
-        for name in order:
+    given = 1.0, 1e16, -1e16  # in this order their sum is 0, in another 1
+    for order in itertools.permutations(range(3)):
+        current, layer, sums = device_sums.RoundSums(Round(3)), SyncBatchNorm(), []
+        for i in order:
             assert not sums
-            done = functools.partial(sums.__setitem__, name)
-            key = current.begin(layer, name, False)
-            device_sums.add(key, name, np.array([given[name]]), done, pytest.fail)
-        assert [sums[name][0] for name in "abc"] == [0, 0, 0]
+            key, value = current.begin(layer, device(i), False), np.array([given[i]])
+            device_sums.add(key, device(i), value, sums.append, lambda: None)
+        assert np.concatenate(sums).tolist() == [0, 0, 0]

@@ -20,8 +20,8 @@ from gluonpar.adapters.estimator import BatchProcessor
 from gluonpar.adapters.towers import Towers
 from gluonpar.batch_norm.running_statistics import average_statistics
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm
-from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
+from gluonpar.tasks import TaskError, run_tasks
 
 
 def test_the_callers_contexts_keep_the_scopes_that_they_were_entered_in():
