@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, Callable, Iterable, MutableMapping, NamedTuple
+from typing import Any, Callable, DefaultDict, Dict, Iterable, MutableMapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -31,6 +31,10 @@ from gluonpar.runtime import engine
 from gluonpar.tasks import Round
 
 Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
+# What ranks have sent of a round. By sum and rank: the values, (number of devices, n), while the
+# sum is incomplete; under _TASKS, by rank: Tasks.
+_Sent = DefaultDict[Name, Dict[int, Any]]
+_TASKS = ()
 
 
 class Tasks(NamedTuple):
@@ -74,11 +78,9 @@ class RoundSums:
         self.messages: Any = job.messages if job else None
         self.rank = job.rank if job else 0
         self.number = 0  # among the shared rounds of this place; 0 before join_ranks
-        self.parts: dict[Name, dict[int, np.ndarray]] = {}  # of incomplete sums, by rank
-        self.tasks: dict[int, Tasks] = {}  # by rank
+        self.sent: _Sent = collections.defaultdict(dict)
         # By layer: the number of its sums, by device and whether they are of the variance.
-        self.begun: MutableMapping[Any, collections.Counter[tuple[mx.Context, bool]]]
-        self.begun = weakref.WeakKeyDictionary()
+        self.begun: MutableMapping[Any, collections.Counter] = weakref.WeakKeyDictionary()
 
     def join_ranks(self) -> None:
         """In a job, share the round with the other ranks, if there is a layer that they share."""
@@ -87,23 +89,14 @@ class RoundSums:
             with lock:
                 _num_begun[self.place] += 1
                 self.number = _num_begun[self.place]
-                _shared[self.place, self.number] = self
-                for message in _early.pop((self.place, self.number), ()):
-                    self.receive(*message)
+                self.sent = _sent.setdefault((self.place, self.number), self.sent)
+                weakref.finalize(self, _sent.pop, (self.place, self.number))
 
-    def send(self, content: Any, is_shared: bool = True) -> None:
-        """Send Tasks, or a sum's name and this rank's values of it, (number of devices, n)."""
-        self.receive(self.rank, content)
+    def send(self, what: Name, content: Any, is_shared: bool = True) -> None:
+        """Send this rank's values of the sum ``what``, or its Tasks."""
+        self.sent[what][self.rank] = content
         if is_shared:
-            self.messages.send(((self.place, self.number), content))
-
-    def receive(self, rank: int, content: Any) -> None:
-        """Take what a rank has sent."""
-        if isinstance(content, Tasks):
-            self.tasks[rank] = content
-        else:
-            name, values = content
-            self.parts.setdefault(name, {})[rank] = values
+            self.messages.send(((self.place, self.number), what, content))
 
     def send_tasks(self, failed: str = "") -> None:
         """Tell the other ranks how many tasks there were, and how often they called each layer."""
@@ -114,7 +107,7 @@ class RoundSums:
                     for layer, begun in self.begun.items()
                     if not layer.is_local
                 }
-                self.send(Tasks(self.round.num_devices, calls, failed))
+                self.send(_TASKS, Tasks(self.round.num_devices, calls, failed))
         _go_on()
 
     def wait_for_tasks(self, seconds: float) -> dict[str, int]:
@@ -123,28 +116,26 @@ class RoundSums:
         Raises RuntimeError if the ranks differ, if a task has failed on one, and after ``seconds``.
         """
         global _num_waiting
-
-        def missing() -> list[str]:
-            return [str(rank) for rank in range(self.messages.size) if rank not in self.tasks]
-
         with lock:
+            tasks, ranks = self.sent[_TASKS], range(self.messages.size)
             _num_waiting += 1
             self.messages.look()
             try:
-                lock.wait_for(lambda: self.failure() or not missing(), seconds)
+                lock.wait_for(lambda: self.failure() or len(tasks) == len(ranks), seconds)
             finally:
                 _num_waiting -= 1
-            if self.failure() or missing():
+            missing = ", ".join(str(rank) for rank in ranks if rank not in tasks)
+            if self.failure() or missing:
                 raise RuntimeError(
                     self.failure()
                     or f"rank {self.rank}, without tasks, waited {seconds:g} s for the tasks of "
-                    f"rank {', '.join(missing())}; all ranks must call {self.place} equally often"
+                    f"rank {missing}; all ranks must call {self.place} equally often"
                 )
-            return next((tasks.calls for tasks in self.tasks.values() if tasks.number), {})
+            return next((sent.calls for sent in tasks.values() if sent.number), {})
 
     def failure(self) -> str:
         """Return why sums cannot become complete: a task has failed, or the ranks differ."""
-        said = [(rank, tasks) for rank, tasks in sorted(self.tasks.items()) if tasks.number]
+        said = [(rank, tasks) for rank, tasks in sorted(self.sent[_TASKS].items()) if tasks.number]
         for rank, tasks in said:
             if tasks.failed:
                 return f"rank {rank}: {tasks.failed}"
@@ -214,17 +205,15 @@ class _Sum:
     def __init__(self, key: SumKey) -> None:
         self.key = key
         self.values: dict[mx.Context, np.ndarray] = {}
-        # What writes the results of each, and what ends it, with the text of an error or without.
-        self.operators: list[tuple[Callable, Callable]] = []
+        self.ends: list[Callable[[Any, str], None]] = []  # of the operators
         self.began = time.monotonic()
 
     def missing(self) -> list[int]:
         """Return the ranks from which neither all values nor "no task" has arrived."""
         key, sums = self.key, self.key.sums
-        arrived = {rank for rank, tasks in sums.tasks.items() if not tasks.number}
-        arrived.update(sums.parts.get(key.name, ()))
+        idle = {rank for rank, tasks in sums.sent[_TASKS].items() if not tasks.number}
         ranks = range(sums.messages.size) if key.is_shared else [sums.rank]
-        return [rank for rank in ranks if rank not in arrived]
+        return [rank for rank in ranks if rank not in {*sums.sent[key.name], *idle}]
 
     def state(self) -> str | None:
         """Return None while the sum waits, "" when it is complete, or why it cannot become so."""
@@ -240,33 +229,30 @@ class _Sum:
                 return _abandoned[-1]
         if key.is_shared:
             round_.failed = round_.failed or sums.failure()
-        seconds = key.layer.timeout_seconds
-        if not round_.failed and time.monotonic() - self.began > seconds:
-            round_.failed = f"a device is missing after {seconds:g} s"
-            if sums.rank not in missing:
-                ranks = ", ".join(map(str, missing))
-                round_.failed = (
-                    f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
-                    f"{sums.place} equally often, also without samples (shards [])"
-                )
+        if not round_.failed and time.monotonic() - self.began > key.layer.timeout_seconds:
+            round_.failed = self._late(missing)
             if key.is_shared:
-                sums.send(Tasks(round_.num_devices, {}, round_.failed))
+                sums.send(_TASKS, Tasks(round_.num_devices, {}, round_.failed))
         return round_.failed or None
+
+    def _late(self, missing: list[int]) -> str:
+        seconds = f"after {self.key.layer.timeout_seconds:g} s"
+        if self.key.sums.rank in missing:
+            return f"a device is missing {seconds}"
+        return (
+            f"rank {', '.join(map(str, missing))} has not come {seconds}. All ranks must call "
+            f"{self.key.sums.place} equally often, also without samples (shards [])"
+        )
 
     def end(self, why: str, parts: dict[int, np.ndarray]) -> None:
         """End the operators that wait: with the sum of ``parts``, or if it is lost, with errors."""
         message = self._message(why, parts)
         total = 0 if message else sum(row for _, rows in sorted(parts.items()) for row in rows)
-        for write, complete in self.operators:
-            if message:
-                complete(message)
-                continue
+        for end in self.ends:
             try:
-                write(total)
+                end(total, message)
             except Exception:  # of one device; the others must go on
-                complete(traceback.format_exc())
-            else:
-                complete()
+                end(total, traceback.format_exc())
 
     def _message(self, why: str, parts: dict[int, np.ndarray]) -> str:
         """Return the error of the operators that wait; "" if there is none."""
@@ -288,9 +274,8 @@ class _Sum:
 
 lock = engine.lock()  # also notified of other ranks' messages
 _num_begun: collections.Counter[str] = collections.Counter()  # shared rounds, by place
-# Those that some operator may still add to; messages for others come too late.
-_shared: weakref.WeakValueDictionary[Name, RoundSums] = weakref.WeakValueDictionary()
-_early: dict[Name, list[tuple]] = {}  # messages, by the name of a round that has not begun here
+# By round: those that some operator may still add to, and those that have not begun here.
+_sent: dict[Name, _Sent] = {}
 _num_waiting = 0  # for tasks of other ranks
 _incomplete: dict[SumKey, _Sum] = {}
 _num_named: collections.Counter[str] = collections.Counter()  # layers of all ranks, by name
@@ -308,31 +293,30 @@ def name_in_job(name: str) -> str:
 
 def add(
     key: SumKey,
-    device: mx.Context | None,
+    ctx: mx.Context | None,
     values: np.ndarray | None,
-    write: Callable[[np.ndarray], None],
-    complete: Callable[..., None],
+    end: Callable[[np.ndarray, str], None],
 ) -> None:
-    """Add a device's ``values`` to the sum ``key``; without a device only wait. Returns at once.
+    """Add the ``values`` of ``ctx`` to a sum; None on a rank without tasks. Returns at once.
 
-    When all devices' values are there, ``write`` is called with the float64 sum and then
-    ``complete``, for every device, on the thread that has added the last values, or has received
-    them from another rank. Values are added in the order of the ranks and their devices, so the
-    order in which they arrive does not change a bit. If a device has not arrived after
-    ``timeout_seconds``, or the round has failed, ``complete`` is called with a message.
+    When all devices' values are there, ``end(total, "")`` is called for every device with the
+    float64 sum, on the thread that has added the last values, or has received them from another
+    rank. Values are added in the order of the ranks and their devices, so the order in which they
+    arrive does not change a bit. If a device has not arrived after ``timeout_seconds``, or the
+    round has failed, ``end`` is called with a message.
     """
     sums = key.sums
     with lock:
         current = _incomplete.setdefault(key, _Sum(key))
-        current.operators.append((write, complete))
-        if device is None:
+        current.ends.append(end)
+        if values is None:
             sums.messages.look()
         else:
-            current.values[device] = np.asarray(values, dtype=np.float64)
-        if device and len(current.values) == sums.round.num_devices and not current.state():
-            current.began = time.monotonic()
-            stack = np.stack([current.values[c] for c in _in_order(current.values)])
-            sums.send((key.name, stack), key.is_shared)
+            current.values[ctx] = np.asarray(values, dtype=np.float64)
+            if len(current.values) == sums.round.num_devices and not current.state():
+                current.began = time.monotonic()
+                stack = np.stack([current.values[c] for c in _in_order(current.values)])
+                sums.send(key.name, stack, key.is_shared)
     _go_on()
 
 
@@ -344,7 +328,7 @@ def _go_on() -> None:
             state = current.state()
             if state is not None:
                 del _incomplete[key]
-                ended.append((current, state, key.sums.parts.pop(key.name, {})))
+                ended.append((current, state, key.sums.sent.pop(key.name, {})))
     for current, state, parts in ended:
         current.end(state, parts)
 
@@ -352,11 +336,9 @@ def _go_on() -> None:
 def _receive(rank: int, message: Any) -> None:
     """Take a message of another rank."""
     with lock:
-        name, content = message
-        if name in _shared:
-            _shared[name].receive(rank, content)
-        elif name[1] > _num_begun[name[0]]:  # it will begin here later
-            _early.setdefault(name, []).append((rank, content))
+        (place, number), what, content = message
+        if (place, number) in _sent or number > _num_begun[place]:  # else it comes too late
+            _sent.setdefault((place, number), collections.defaultdict(dict))[what][rank] = content
         lock.notify_all()
     _go_on()
 

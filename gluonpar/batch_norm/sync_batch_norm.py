@@ -252,46 +252,48 @@ def _follow_statistics(sums: RoundSums) -> None:
 
 def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
     first, *_ = copies = param.list_data()
-    running = first.copyto(mx.cpu())
-
-    def results(total: np.ndarray) -> list[np.ndarray]:
-        how = key.layer.momentum, key.of_variance, first.context
-        return [_running(memory.view(running), total, *how)]
-
-    _push(functools.partial(device_sums.add, key, None, None), results, [running])
+    running, ctx = first.copyto(mx.cpu()), first.context
+    _push(key, None, lambda total: [_running(memory.view(running), total, key, ctx)], [running])
     for copy in copies:
         running.copyto(copy)
 
 
-def _running(
-    before: np.ndarray, total: np.ndarray, momentum: float, of_variance: bool, ctx: mx.Context
-) -> np.ndarray:
+def _running(before: np.ndarray, total: np.ndarray, key: SumKey, ctx: mx.Context) -> np.ndarray:
     """Return the running statistic after a call, whose sums and count are ``total``."""
-    count = total[-1]
+    count, momentum = total[-1], key.layer.momentum
     new = total[:-1] / count
-    if of_variance and ctx.device_type == "gpu":  # as cuDNN's
+    if key.of_variance and ctx.device_type == "gpu":  # as cuDNN's
         new = new * count / max(1, count - 1)
     return momentum * before + (1 - momentum) * new
 
 
 def _push(
-    add: Callable[[Callable, Callable], None],
+    key: SumKey,
+    values: np.ndarray | None,
     results: Callable[[np.ndarray], Iterable[np.ndarray]],
-    targets: Sequence[mx.nd.NDArray],
+    arrays: Sequence[mx.nd.NDArray],
+    ctx: mx.Context | None = None,
+    refusal: str = "",
     settles: Sequence[mx.nd.NDArray] = (),
 ) -> None:
-    """Push an operator that calls ``add(write, complete)``, and ends when that calls ``complete``.
+    """Push an operator that adds the values of ``ctx`` to a sum; its results go into ``arrays``.
 
-    ``write(total)`` writes ``results(total)`` into ``targets``, which are in the host's memory. For
-    ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
+    ``arrays`` are in the host's memory. The operator ends when ``results(sum)`` are written, or
+    with an error, such as ``refusal``. For ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
     """
 
-    def write(total: np.ndarray) -> None:
-        for array, result in zip(targets, results(total)):
-            memory.view(array)[:] = result
+    def begin(complete: Callable) -> None:
+        def end(total: np.ndarray, message: str) -> None:
+            for array, result in zip(arrays, () if message else results(total)):
+                memory.view(array)[:] = result
+            complete(message or None)
+
+        if refusal:
+            raise RuntimeError(refusal)
+        device_sums.add(key, ctx, values, end)
 
     how = {"name": "gluonpar.SyncBatchNorm", "prioritized": True, "ends_by_call": True}
-    engine.push(functools.partial(add, write), mx.cpu(), writes=targets, settles=settles, **how)
+    engine.push(begin, mx.cpu(), writes=arrays, settles=settles, **how)
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
@@ -336,7 +338,8 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     def create_operator(self, ctx: str, shapes: list, dtypes: list) -> _MeanOverDevices:
         layer = _layers.get(self.key)
         if layer is None:  # the block is gone, or was in another process
-            layer = SyncBatchNorm(num_devices=self.num_devices, prefix=self.name)
+            how: Any = {"num_devices": self.num_devices, "momentum": self.momentum}
+            layer = SyncBatchNorm(prefix=self.name, **how)
             _imported[self.key] = _layers[self.key] = layer
         return _MeanOverDevices(self, layer, mx.Context(ctx))
 
@@ -369,15 +372,14 @@ class _MeanOverDevices(mx.operator.CustomOp):
             return
         sums, running = in_data[0].asnumpy(), aux[0].asnumpy()
         samples, _, places = in_data[1].asnumpy().astype("float64")
-        self._key = key or self._begin()  # a Module's operator is made once for all calls
+        self._key = key = key or self._begin()  # a Module's operator is made once for all calls
 
         def results(total: np.ndarray) -> list[np.ndarray]:
             self._count = total[-1]
-            how = self._prop.momentum, self._prop.variance, self._ctx
-            return [total[:-1] / self._count, _running(running, total, *how)]
+            return [total[:-1] / self._count, _running(running, total, key, self._ctx)]
 
         values, targets = np.append(sums, samples * places), [out_data[0], aux[0]]
-        self._write(self._key, values, results, targets, [req[0], "write"])
+        self._write(key, values, results, targets, [req[0], "write"])
 
     def backward(
         self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
@@ -402,19 +404,12 @@ class _MeanOverDevices(mx.operator.CustomOp):
         req: list[str],
     ) -> None:
         """Write ``results(sum of values over devices)`` into ``targets``; returns at once."""
-
-        def add(write: Callable, complete: Callable) -> None:
-            if self._refusal:
-                raise RuntimeError(self._refusal)
-            device_sums.add(key, self._ctx, values, write, complete)
-
-        arrays = [  # on the host
-            target
-            if self._ctx.device_type == "cpu" and kind == "write"
-            else mx.nd.empty(target.shape, mx.cpu(), target.dtype)
-            for target, kind in zip(targets, req)
+        writes = [self._ctx.device_type == "cpu" and kind == "write" for kind in req]
+        arrays = [  # in the host's memory
+            target if is_written else mx.nd.empty(target.shape, mx.cpu(), target.dtype)
+            for target, is_written in zip(targets, writes)
         ]
-        _push(add, results, arrays, [*arrays, *targets])
+        _push(key, values, results, arrays, self._ctx, self._refusal, [*arrays, *targets])
         for target, kind, array in zip(targets, req, arrays):
             if array is not target:
                 self.assign(target, kind, array.as_in_context(target.context))
