@@ -199,6 +199,10 @@ def _in_order(devices: Iterable[mx.Context]) -> list[mx.Context]:
     return sorted({*devices}, key=lambda ctx: (ctx.device_typeid, ctx.device_id))
 
 
+def _listed(devices: Iterable[mx.Context]) -> str:
+    return ", ".join(map(str, _in_order(devices)))
+
+
 class _Sum:
     """The values that have arrived so far, and the operators that wait for the others."""
 
@@ -218,12 +222,11 @@ class _Sum:
     def state(self) -> str | None:
         """Return None while the sum waits, "" when it is complete, or why it cannot become so."""
         key, sums, round_ = self.key, self.key.sums, self.key.sums.round
-        missing, devices = self.missing(), _in_order(c for c, _ in sums.begun.get(key.layer, ()))
+        missing, devices = self.missing(), {c for c, _ in sums.begun.get(key.layer, ())}
         if not missing:
             return ""
         if len(devices) > round_.num_devices:
-            names = ", ".join(map(str, devices))
-            return f"num_devices is {round_.num_devices}, but {names} take part"
+            return f"num_devices is {round_.num_devices}, but {_listed(devices)} take part"
         if _abandoned and key.of_gradients:
             if not all(map(round_.has_begun_backward, round_.devices)):
                 return _abandoned[-1]
@@ -236,12 +239,12 @@ class _Sum:
         return round_.failed or None
 
     def _late(self, missing: list[int]) -> str:
-        seconds = f"after {self.key.layer.timeout_seconds:g} s"
+        seconds, place = f"after {self.key.layer.timeout_seconds:g} s", self.key.sums.place
         if self.key.sums.rank in missing:
             return f"a device is missing {seconds}"
         return (
             f"rank {', '.join(map(str, missing))} has not come {seconds}. All ranks must call "
-            f"{self.key.sums.place} equally often, also without samples (shards [])"
+            f"{place} equally often, also without samples (shards [])"
         )
 
     def end(self, why: str, parts: dict[int, np.ndarray]) -> None:
@@ -259,10 +262,9 @@ class _Sum:
         name, num_devices = self.key.layer.name, self.key.sums.round.num_devices
         if why and num_devices and self.key.sums.rank not in parts:
             return (
-                f"{name}: {why}. Of {num_devices} devices only "
-                f"{', '.join(map(str, _in_order(self.values)))} arrived. Run forward on all "
-                "devices before reading any result, and backward likewise, on CPU contexts both in "
-                "run_tasks; for a plain loop over another number of devices call "
+                f"{name}: {why}. Of {num_devices} devices only {_listed(self.values)} arrived. Run "
+                "forward on all devices before reading any result, and backward likewise, on CPU "
+                "contexts both in run_tasks; for a plain loop over another number of devices call "
                 "set_num_devices(net, number)"
             )
         widths = {rows.shape[1]: rank for rank, rows in parts.items()}
@@ -292,10 +294,7 @@ def name_in_job(name: str) -> str:
 
 
 def add(
-    key: SumKey,
-    ctx: mx.Context | None,
-    values: np.ndarray | None,
-    end: Callable[[np.ndarray, str], None],
+    key: SumKey, ctx: mx.Context | None, values: np.ndarray | None, end: Callable[[Any, str], None]
 ) -> None:
     """Add the ``values`` of ``ctx`` to a sum; None on a rank without tasks. Returns at once.
 

@@ -182,6 +182,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
 
 _OPERATOR = "gluonpar_mean_over_devices"
+_Results = Callable[[np.ndarray], Iterable[np.ndarray]]  # what is computed from a sum
 
 _PLAIN_LOOP = """{} cannot train on CPU contexts in a plain loop, in which one device may be \
 queued for ever behind another that waits for it. Run forward and backward in run_tasks:
@@ -270,7 +271,7 @@ def _running(before: np.ndarray, total: np.ndarray, key: SumKey, ctx: mx.Context
 def _push(
     key: SumKey,
     values: np.ndarray | None,
-    results: Callable[[np.ndarray], Iterable[np.ndarray]],
+    results: _Results,
     arrays: Sequence[mx.nd.NDArray],
     ctx: mx.Context | None = None,
     refusal: str = "",
@@ -396,12 +397,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         self._write(key, values, lambda total: [total / self._count], [in_grad[0]], [req[0]])
 
     def _write(
-        self,
-        key: SumKey,
-        values: np.ndarray,
-        results: Callable[[np.ndarray], Iterable[np.ndarray]],
-        targets: list[mx.nd.NDArray],
-        req: list[str],
+        self, key: SumKey, values: np.ndarray, results: _Results, targets: list, req: list
     ) -> None:
         """Write ``results(sum of values over devices)`` into ``targets``; returns at once."""
         writes = [self._ctx.device_type == "cpu" and kind == "write" for kind in req]
