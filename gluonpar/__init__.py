@@ -18,7 +18,7 @@ except ImportError as error:
 
 from gluonpar import cluster, metrics
 from gluonpar.adapters import Towers, average_gradients, make_parallel
-from gluonpar.batch_norm import SyncBatchNorm, run_tasks
+from gluonpar.batch_norm import SyncBatchNorm
 from gluonpar.collectives import allreduce, broadcast
 from gluonpar.diagnostics.verification import verify
 from gluonpar.gluon import Trainer
@@ -28,13 +28,14 @@ from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from gluonpar.sharding import split_and_load
 from gluonpar.step import allreduce_grads, train_batch
+from gluonpar.tasks import run_tasks
 from gluonpar.training import train
 
 # More names, for programs that use them from here; `as` says so to type checkers.
 from gluonpar.adapters import BatchProcessor as BatchProcessor, DataLoader as DataLoader
-from gluonpar.batch_norm import TaskError as TaskError, set_num_devices as set_num_devices
 from gluonpar.batch_norm import average_statistics as average_statistics
 from gluonpar.batch_norm import broadcast_statistics as broadcast_statistics
+from gluonpar.batch_norm import set_num_devices as set_num_devices
 from gluonpar.checkpoint import export_onnx as export_onnx
 from gluonpar.checkpoint import load_checkpoint as load_checkpoint
 from gluonpar.checkpoint import save_checkpoint as save_checkpoint
@@ -45,6 +46,7 @@ from gluonpar.diagnostics.verification import Wrong as Wrong
 from gluonpar.gluon import kvstore as kvstore
 from gluonpar.runtime.cached_op import operators as operators, traceable as traceable
 from gluonpar.sharding import split_samples as split_samples
+from gluonpar.tasks import TaskError as TaskError
 
 __all__ = ["SyncBatchNorm", "Towers", "Trainer", "__version__", "allreduce", "allreduce_grads"]
 __all__ += ["average_gradients", "broadcast", "cluster", "get_params", "init_lenet", "lenet"]

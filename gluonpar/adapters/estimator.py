@@ -9,10 +9,10 @@ from mxnet import autograd
 from mxnet.gluon.contrib import estimator
 
 from gluonpar import cluster
-from gluonpar.batch_norm import run_tasks
 from gluonpar.gluon import Trainer
 from gluonpar.runtime import devices, private_fields
 from gluonpar.sharding import split_and_load
+from gluonpar.tasks import run_tasks
 
 
 class BatchProcessor(estimator.BatchProcessor):

@@ -9,7 +9,6 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, gradients, replicas
 from gluonpar.adapters.parallel import on_device
-from gluonpar.batch_norm import all_devices
 from gluonpar.collectives import Exchange, in_buckets, operations
 from gluonpar.gluon import check_draws_nothing, consistency
 from gluonpar.gluon.update import Updater
@@ -17,6 +16,7 @@ from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
 from gluonpar.runtime import devices, interrupts, private_fields
 from gluonpar.sharding import num_samples, split_and_load
+from gluonpar.tasks import all_devices
 
 
 class Towers:

@@ -7,8 +7,8 @@ its n-th on all of them. The next round has new sums, however this one ends.
 In a job a sum is over the devices of all ranks. All ranks have the same name for a round, its place
 and its number there, and for a sum in it, ``SumKey.name``. When all devices of a rank have added
 their values, it sends these to all others. At the end of its tasks it sends their number, and how
-often they called each layer. So a sum is complete when each rank has sent values or that it has no
-task, and an error names ranks that differ.
+often they called each layer. So a sum is complete when every rank has sent either its values or the
+message that it has no task, and an error names ranks that differ.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ import threading
 import time
 import traceback
 import weakref
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, DefaultDict, Dict, Iterable, MutableMapping, NamedTuple
 
 import mxnet as mx
 import numpy as np
 
-from gluonpar import cluster
 from gluonpar.cluster import world
-from gluonpar.runtime import device_threads, engine, tape
+from gluonpar.runtime import engine
+from gluonpar.tasks import Round
 
 Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
+# What ranks have sent of a round. By sum and rank: the values, (number of devices, n), while the
+# sum is incomplete; under _TASKS, by rank: Tasks.
+_Sent = DefaultDict[Name, Dict[int, Any]]
+_TASKS = ()
 
 
 class Tasks(NamedTuple):
@@ -44,7 +48,7 @@ class Tasks(NamedTuple):
 class SumKey(NamedTuple):
     """A sum, or the sum of the gradients with respect to it."""
 
-    round: Round
+    sums: RoundSums
     layer: Any  # has a name, a name_in_job, is_local and timeout_seconds
     of_variance: bool  # or of the mean
     number: int  # of the layer's call
@@ -53,7 +57,7 @@ class SumKey(NamedTuple):
     @property
     def is_shared(self) -> bool:
         """Whether the sum is over the devices of all ranks."""
-        return self.round.number > 0 and not self.layer.is_local
+        return self.sums.number > 0 and not self.layer.is_local
 
     @property
     def name(self) -> Name:
@@ -61,26 +65,22 @@ class SumKey(NamedTuple):
         return (self.layer.name_in_job, *self[2:])
 
 
-class Round:
-    """A call of functions on ``num_devices`` devices of this process at once.
+class RoundSums:
+    """The sums that layers begin in a round, and what the ranks of a job tell each other of it.
 
-    Outside ``cluster.local()`` all ranks of a job take part in it, and begin the rounds of one
-    ``place`` in the same order.
+    Outside ``cluster.local()`` all ranks of a job take part in the round, and begin the rounds of
+    one ``place`` in the same order.
     """
 
-    def __init__(self, num_devices: int, place: str = "run_tasks") -> None:
-        self.num_devices, self.place = num_devices, place
-        self.failed = ""  # why a device is missing, if one is
+    def __init__(self, round_: Round, place: str = "run_tasks") -> None:
+        self.round, self.place = round_, place
         job = world.world()
         self.messages: Any = job.messages if job else None
+        self.rank = job.rank if job else 0
         self.number = 0  # among the shared rounds of this place; 0 before join_ranks
-        self._parts: dict[Name, dict[int, np.ndarray]] = {}  # of incomplete sums, by rank
-        self._tasks: dict[int, Tasks] = {}  # by rank
-        # Per device that was called, how often its thread had called backward before.
-        self.num_backwards: dict[mx.Context, int] = {}
-        self.recording = tape.Recording()  # of all passes of its calls
+        self.sent: _Sent = collections.defaultdict(dict)
         # By layer: the number of its sums, by device and whether they are of the variance.
-        self.begun: dict[Any, collections.Counter[tuple[str, bool]]] = {}
+        self.begun: MutableMapping[Any, collections.Counter] = weakref.WeakKeyDictionary()
 
     def join_ranks(self) -> None:
         """In a job, share the round with the other ranks, if there is a layer that they share."""
@@ -89,22 +89,14 @@ class Round:
             with lock:
                 _num_begun[self.place] += 1
                 self.number = _num_begun[self.place]
-                _rounds[self.place, self.number] = self
-                for message in _early.pop((self.place, self.number), ()):
-                    self.receive(*message)
+                self.sent = _sent.setdefault((self.place, self.number), self.sent)
+                weakref.finalize(self, _sent.pop, (self.place, self.number))
 
-    def send(self, content: Any) -> None:
-        """Send Tasks, or a sum's name and this rank's values of it, (number of devices, n)."""
-        self.receive(self.messages.rank, content)
-        self.messages.send(((self.place, self.number), content))
-
-    def receive(self, rank: int, content: Any) -> None:
-        """Take what a rank has sent."""
-        if isinstance(content, Tasks):
-            self._tasks[rank] = content
-        else:
-            name, values = content
-            self._parts.setdefault(name, {})[rank] = values
+    def send(self, what: Name, content: Any, is_shared: bool = True) -> None:
+        """Send this rank's values of the sum ``what``, or its Tasks."""
+        self.sent[what][self.rank] = content
+        if is_shared:
+            self.messages.send(((self.place, self.number), what, content))
 
     def send_tasks(self, failed: str = "") -> None:
         """Tell the other ranks how many tasks there were, and how often they called each layer."""
@@ -115,7 +107,7 @@ class Round:
                     for layer, begun in self.begun.items()
                     if not layer.is_local
                 }
-                self.send(Tasks(self.num_devices, calls, failed))
+                self.send(_TASKS, Tasks(self.round.num_devices, calls, failed))
         _go_on()
 
     def wait_for_tasks(self, seconds: float) -> dict[str, int]:
@@ -125,154 +117,175 @@ class Round:
         """
         global _num_waiting
         with lock:
+            tasks, ranks = self.sent[_TASKS], range(self.messages.size)
             _num_waiting += 1
             self.messages.look()
             try:
-                lock.wait_for(lambda: self.failure() or not self._without_tasks(), seconds)
+                lock.wait_for(lambda: self.failure() or len(tasks) == len(ranks), seconds)
             finally:
                 _num_waiting -= 1
-            if self.failure():
-                raise RuntimeError(self.failure())
-            missing = self._without_tasks()
-            if missing:
+            missing = ", ".join(str(rank) for rank in ranks if rank not in tasks)
+            if self.failure() or missing:
                 raise RuntimeError(
-                    f"rank {self.messages.rank}, without tasks, waited {seconds:g} s for the tasks "
-                    f"of rank {', '.join(map(str, missing))}; all ranks must call {self.place} "
-                    "equally often"
+                    self.failure()
+                    or f"rank {self.rank}, without tasks, waited {seconds:g} s for the tasks of "
+                    f"rank {missing}; all ranks must call {self.place} equally often"
                 )
-            return next((tasks.calls for tasks in self._tasks.values() if tasks.number), {})
-
-    def _without_tasks(self) -> list[int]:
-        return [rank for rank in range(self.messages.size) if rank not in self._tasks]
-
-    def waits_for(self, key: SumKey) -> list[int]:
-        """Return the ranks that have neither sent values of a sum nor that they have no task."""
-        if not key.is_shared:
-            return []
-        idle = {rank for rank, tasks in self._tasks.items() if not tasks.number}
-        arrived = {*self._parts.get(key.name, ())}
-        return [rank for rank in range(self.messages.size) if rank not in arrived | idle]
-
-    def take(self, key: SumKey) -> dict[int, np.ndarray]:
-        """Remove the values of a sum, and return them by rank, in the order of the ranks."""
-        return dict(sorted(self._parts.pop(key.name, {}).items()))
+            return next((sent.calls for sent in tasks.values() if sent.number), {})
 
     def failure(self) -> str:
         """Return why sums cannot become complete: a task has failed, or the ranks differ."""
-        said = sorted((rank, tasks) for rank, tasks in self._tasks.items() if tasks.number)
+        said = [(rank, tasks) for rank, tasks in sorted(self.sent[_TASKS].items()) if tasks.number]
         for rank, tasks in said:
             if tasks.failed:
                 return f"rank {rank}: {tasks.failed}"
-        unlike = [(rank, tasks.calls) for rank, tasks in said if tasks.calls != said[0][1].calls]
-        if not unlike:
-            return ""
-        (first, (_, ours, _)), (other, theirs) = said[0], unlike[0]
-        counts = "; ".join(
-            f"{layer} was called {ours.get(layer, 0)} times on rank {first} and "
-            f"{theirs.get(layer, 0)} times on rank {other}"
-            for layer in sorted({*ours, *theirs})
-            if ours.get(layer, 0) != theirs.get(layer, 0)
-        )
-        return (
-            f"the ranks differ in call {self.number} of {self.place}: {counts}. All ranks must "
-            "make the same layers, and call run_tasks equally often with the same ones, also "
-            "without samples (shards [])"
-        )
-
-    def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
-        """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
-        scope = cluster.scope()
-
-        def in_round() -> Any:
-            outer, _this.round = current_round(), self
-            tape.this_thread.joint = self.recording
-            try:
-                with scope():
-                    return function(*arguments)
-            finally:
-                _this.round = outer
-                tape.this_thread.joint = outer.recording if outer else None
-
-        self.num_backwards.setdefault(ctx, device_threads.num_backwards(ctx))
-        return device_threads.call(ctx, in_round)
-
-    def has_begun_backward(self, ctx: mx.Context) -> bool:
-        """Return whether the thread of ``ctx`` has called backward since it was first called."""
-        return device_threads.num_backwards(ctx) != self.num_backwards.get(ctx)
+        for rank, tasks in said[1:]:
+            first, ours, theirs = said[0][0], said[0][1].calls, tasks.calls
+            counts = "; ".join(
+                f"{layer} was called {ours.get(layer, 0)} times on rank {first} and "
+                f"{theirs.get(layer, 0)} times on rank {rank}"
+                for layer in sorted({*ours, *theirs})
+                if ours.get(layer) != theirs.get(layer)
+            )
+            if counts:
+                return (
+                    f"the ranks differ in call {self.number} of {self.place}: {counts}. All ranks "
+                    "must make the same layers, and call run_tasks equally often with the same "
+                    "ones, also without samples (shards [])"
+                )
+        return ""
 
     def begin(self, layer: Any, ctx: mx.Context, of_variance: bool) -> SumKey:
         """Return the key of the layer's next sum on ``ctx``."""
-        global _is_used
         self.join_ranks()
         _watch(os.getpid())
         with lock:
-            _is_used, place = True, (str(ctx), of_variance)
             begun = self.begun.setdefault(layer, collections.Counter())
-            begun[place] += 1
-            return SumKey(self, layer, of_variance, begun[place])
+            begun[ctx, of_variance] += 1
+            return SumKey(self, layer, of_variance, begun[ctx, of_variance])
 
     def check_begun(self) -> None:
         """Raise RuntimeError unless every layer has been called equally often on each device."""
+        num_devices = self.round.num_devices
         for layer, begun in self.begun.items():
-            if len(begun) < 2 * self.num_devices or len({*begun.values()}) > 1:
-                calls = [f"{begun[device, False]} on {device}" for device in _devices(begun)]
+            if len(begun) < 2 * num_devices or len({*begun.values()}) > 1:
+                calls = [f"{begun[c, False]} on {c}" for c in _in_order(c for c, _ in begun)]
                 raise RuntimeError(
-                    f"{layer.name} must be called equally often on all {self.num_devices} devices; "
-                    f"the numbers of calls are {', '.join(calls)}"
+                    f"{layer.name} must be called equally often on all {num_devices} devices; the "
+                    f"numbers of calls are {', '.join(calls)}"
                 )
 
+    def abandon(self) -> None:
+        """After an error in a task, fail the sums that wait for its device; wait for all operators.
 
-def _devices(begun: Iterable[tuple[str, bool]]) -> list[str]:
-    return sorted({device for device, _ in begun})
+        Waiting clears the errors of the sums that fail. Sums of earlier rounds become complete,
+        unless they are of gradients and a device has not called backward, which may be in a later
+        round than forward.
+        """
+        self.round.failed = "a task failed on another device"
+        self.send_tasks("a task failed")
+        if not _watch.cache_info().currsize:  # no sum has begun in this process
+            return
+        _abandoned.append(self.round.failed)
+        try:
+            _go_on()
+            with contextlib.suppress(mx.MXNetError):
+                mx.nd.waitall()
+        finally:
+            _abandoned.pop()
+
+
+def _in_order(devices: Iterable[mx.Context]) -> list[mx.Context]:
+    return sorted({*devices}, key=lambda ctx: (ctx.device_typeid, ctx.device_id))
+
+
+def _listed(devices: Iterable[mx.Context]) -> str:
+    return ", ".join(map(str, _in_order(devices)))
 
 
 class _Sum:
-    """The values that have arrived so far, and the callbacks of each device."""
+    """The values that have arrived so far, and the operators that wait for the others."""
 
-    def __init__(self) -> None:
-        self.values: dict[str, np.ndarray] = {}
-        self.callbacks: list[tuple[Callable, Callable]] = []
+    def __init__(self, key: SumKey) -> None:
+        self.key = key
+        self.values: dict[mx.Context, np.ndarray] = {}
+        self.ends: list[Callable[[Any, str], None]] = []  # of the operators
         self.began = time.monotonic()
-        self.is_complete_here = False  # all devices of this process have arrived
 
-    def in_order(self) -> list[np.ndarray]:
-        """Return the values in the order of the devices, cpu(10) after cpu(2)."""
-        names = sorted(self.values, key=lambda name: (len(name), name))
-        return [self.values[name] for name in names]
+    def missing(self) -> list[int]:
+        """Return the ranks from which neither all values nor "no task" has arrived."""
+        key, sums = self.key, self.key.sums
+        idle = {rank for rank, tasks in sums.sent[_TASKS].items() if not tasks.number}
+        ranks = range(sums.messages.size) if key.is_shared else [sums.rank]
+        return [rank for rank in ranks if rank not in {*sums.sent[key.name], *idle}]
 
-    def end(self, values: list[np.ndarray], message: str) -> None:
-        """Call every ``done`` with the sum of ``values``, or ``failed`` if there is a message."""
-        total = 0 if message else sum(values)  # in this order
-        for done, failed in self.callbacks:
-            if message:
-                failed(message)
-                continue
+    def state(self) -> str | None:
+        """Return None while the sum waits, "" when it is complete, or why it cannot become so."""
+        key, sums, round_ = self.key, self.key.sums, self.key.sums.round
+        missing, devices = self.missing(), {c for c, _ in sums.begun.get(key.layer, ())}
+        if not missing:
+            return ""
+        if len(devices) > round_.num_devices:
+            return f"num_devices is {round_.num_devices}, but {_listed(devices)} take part"
+        if _abandoned and key.of_gradients:
+            if not all(map(round_.has_begun_backward, round_.devices)):
+                return _abandoned[-1]
+        if key.is_shared:
+            round_.failed = round_.failed or sums.failure()
+        if not round_.failed and time.monotonic() - self.began > key.layer.timeout_seconds:
+            round_.failed = self._late(missing)
+            if key.is_shared:
+                sums.send(_TASKS, Tasks(round_.num_devices, {}, round_.failed))
+        return round_.failed or None
+
+    def _late(self, missing: list[int]) -> str:
+        seconds, place = f"after {self.key.layer.timeout_seconds:g} s", self.key.sums.place
+        if self.key.sums.rank in missing:
+            return f"a device is missing {seconds}"
+        return (
+            f"rank {', '.join(map(str, missing))} has not come {seconds}. All ranks must call "
+            f"{place} equally often, also without samples (shards [])"
+        )
+
+    def end(self, why: str, parts: dict[int, np.ndarray]) -> None:
+        """End the operators that wait: with the sum of ``parts``, or if it is lost, with errors."""
+        message = self._message(why, parts)
+        total = 0 if message else sum(row for _, rows in sorted(parts.items()) for row in rows)
+        for end in self.ends:
             try:
-                done(total)
+                end(total, message)
             except Exception:  # of one device; the others must go on
-                failed(traceback.format_exc())
+                end(total, traceback.format_exc())
+
+    def _message(self, why: str, parts: dict[int, np.ndarray]) -> str:
+        """Return the error of the operators that wait; "" if there is none."""
+        name, num_devices = self.key.layer.name, self.key.sums.round.num_devices
+        if why and num_devices and self.key.sums.rank not in parts:
+            return (
+                f"{name}: {why}. Of {num_devices} devices only {_listed(self.values)} arrived. Run "
+                "forward on all devices before reading any result, and backward likewise, on CPU "
+                "contexts both in run_tasks; for a plain loop over another number of devices call "
+                "set_num_devices(net, number)"
+            )
+        widths = {rows.shape[1]: rank for rank, rows in parts.items()}
+        if len(widths) > 1 and not why:
+            got = " and ".join(f"{width} numbers on rank {rank}" for width, rank in widths.items())
+            return f"{name} must be the same layer on all ranks, but adds {got}"
+        return why and f"{name}: {why}"
 
 
 lock = engine.lock()  # also notified of other ranks' messages
-_num_begun: collections.Counter[str] = collections.Counter()  # rounds, by place
-# Those that some operator may still add to; messages for others come too late.
-_rounds: weakref.WeakValueDictionary[Name, Round] = weakref.WeakValueDictionary()
-_early: dict[Name, list[tuple]] = {}  # messages, by the name of a round that has not begun here
+_num_begun: collections.Counter[str] = collections.Counter()  # shared rounds, by place
+# By round: those that some operator may still add to, and those that have not begun here.
+_sent: dict[Name, _Sent] = {}
 _num_waiting = 0  # for tasks of other ranks
 _incomplete: dict[SumKey, _Sum] = {}
-_is_used = False  # whether a sum has begun in this process
 _num_named: collections.Counter[str] = collections.Counter()  # layers of all ranks, by name
-_abandoned = ""  # why, while the operators of a failed round end
-_this = threading.local()  # .round
-
-
-def current_round() -> Round | None:
-    """Return the round that this thread was called in, if it was."""
-    return getattr(_this, "round", None)
+_abandoned: list[str] = []  # why, while the operators of a failed round end
 
 
 def name_in_job(name: str) -> str:
-    """Return a new layer's name on all ranks: a layer's number tells it from others of its name.
+    """Return a new layer's name on all ranks. Layers with the same name are numbered.
 
     Ranks share the rounds that begin from now on.
     """
@@ -281,64 +294,50 @@ def name_in_job(name: str) -> str:
 
 
 def add(
-    key: SumKey, device: str, values: np.ndarray | None, done: Callable, failed: Callable
+    key: SumKey, ctx: mx.Context | None, values: np.ndarray | None, end: Callable[[Any, str], None]
 ) -> None:
-    """Add ``values`` to the sum ``key``; None on a rank without tasks. Returns at once.
+    """Add the ``values`` of ``ctx`` to a sum; None on a rank without tasks. Returns at once.
 
-    When all devices' values are there, every ``done`` is called with the float64 sum, on the thread
-    that has added the last ones, or has received them from another rank. Values are added in the
-    order of the ranks and their devices, so the order in which they arrive does not change a bit.
-    If a device has not arrived after ``timeout_seconds``, or the round has failed, the ``failed``
-    of those that have arrived is called with a message.
+    When all devices' values are there, ``end(total, "")`` is called for every device with the
+    float64 sum, on the thread that has added the last values, or has received them from another
+    rank. Values are added in the order of the ranks and their devices, so the order in which they
+    arrive does not change a bit. If a device has not arrived after ``timeout_seconds``, or the
+    round has failed, ``end`` is called with a message.
     """
+    sums = key.sums
     with lock:
-        current = _incomplete.setdefault(key, _Sum())
-        if values is not None:
-            current.values[device] = np.asarray(values, dtype=np.float64)
-        current.callbacks.append((done, failed))
-        if len(current.values) == key.round.num_devices and not _why_lost(key):
-            current.is_complete_here, current.began = True, time.monotonic()
-            if key.is_shared:
-                if current.values:
-                    key.round.send((key.name, np.stack(current.in_order())))
-                key.round.messages.look()
+        current = _incomplete.setdefault(key, _Sum(key))
+        current.ends.append(end)
+        if values is None:
+            sums.messages.look()
+        else:
+            current.values[ctx] = np.asarray(values, dtype=np.float64)
+            if len(current.values) == sums.round.num_devices and not current.state():
+                current.began = time.monotonic()
+                stack = np.stack([current.values[c] for c in _in_order(current.values)])
+                sums.send(key.name, stack, key.is_shared)
     _go_on()
 
 
 def _go_on() -> None:
-    """End the sums that have all values, and those that cannot become complete."""
+    """End the sums that are complete, and those that cannot become complete."""
     ended = []
     with lock:
         for key, current in [*_incomplete.items()]:
-            is_complete = current.is_complete_here and not key.round.waits_for(key)
-            why = "" if is_complete else _why_lost(key)
-            if is_complete or why:
-                parts = key.round.take(key) if key.is_shared else {0: current.in_order()}
-                ended.append((key, _incomplete.pop(key), parts, why))
-    for key, current, parts, why in ended:
-        widths = {len(row): rank for rank, rows in parts.items() for row in rows}
-        message = f"{key.layer.name}: {why}" if why else ""
-        if why and not current.is_complete_here:
-            message += (
-                f". Of {key.round.num_devices} devices only {', '.join(sorted(current.values))} "
-                "arrived. Run forward on all devices before reading any result, and backward "
-                "likewise, on CPU contexts both in run_tasks; for a plain loop over another number "
-                "of devices call set_num_devices(net, number)"
-            )
-        elif len(widths) > 1 and not why:
-            got = " and ".join(f"{width} numbers on rank {rank}" for width, rank in widths.items())
-            message = f"{key.layer.name} must be the same layer on all ranks, but adds {got}"
-        current.end([row for rows in parts.values() for row in rows], message)
+            state = current.state()
+            if state is not None:
+                del _incomplete[key]
+                ended.append((current, state, key.sums.sent.pop(key.name, {})))
+    for current, state, parts in ended:
+        current.end(state, parts)
 
 
 def _receive(rank: int, message: Any) -> None:
     """Take a message of another rank."""
     with lock:
-        name, content = message
-        if name in _rounds:
-            _rounds[name].receive(rank, content)
-        elif name[1] > _num_begun[name[0]]:  # it will begin here later
-            _early.setdefault(name, []).append((rank, content))
+        (place, number), what, content = message
+        if (place, number) in _sent or number > _num_begun[place]:  # else it comes too late
+            _sent.setdefault((place, number), collections.defaultdict(dict))[what][rank] = content
         lock.notify_all()
     _go_on()
 
@@ -346,69 +345,20 @@ def _receive(rank: int, message: Any) -> None:
 def _is_message_expected() -> bool:
     with lock:
         shared = [current for key, current in _incomplete.items() if key.is_shared]
-        return _num_waiting > 0 or any(current.is_complete_here for current in shared)
-
-
-def abandon(round_: Round) -> None:
-    """After an error in a task, fail the sums that wait for its device; wait for all operators.
-
-    Waiting clears the errors of the sums that fail. Sums of earlier rounds become complete, unless
-    they are of gradients and a device has not called backward, which may be in a later round than
-    forward.
-    """
-    global _abandoned
-    round_.failed = "a task failed on another device"
-    round_.send_tasks("a task failed")
-    if not _is_used:
-        return
-    _abandoned = round_.failed
-    try:
-        _go_on()
-        with contextlib.suppress(mx.MXNetError):
-            mx.nd.waitall()
-    finally:
-        _abandoned = ""
-
-
-def _why_lost(key: SumKey) -> str:
-    """Return why a sum cannot become complete; an empty string if it can."""
-    num_devices, devices = key.round.num_devices, _devices(key.round.begun.get(key.layer, ()))
-    if len(devices) > num_devices:
-        return f"num_devices is {num_devices}, but {', '.join(devices)} take part"
-    if _abandoned and key.of_gradients:
-        if not all(map(key.round.has_begun_backward, list(key.round.num_backwards))):
-            return _abandoned
-    if key.is_shared:
-        key.round.failed = key.round.failed or key.round.failure()
-    return key.round.failed
-
-
-def _fail_late() -> None:
-    """Every second, fail the sums that have waited for more than ``timeout_seconds``.
-
-    If an operator fails on one device after run_tasks has returned, only a clock can tell that the
-    other devices wait for it.
-    """
-    while True:
-        time.sleep(1)
-        with lock:
-            for key, current in _incomplete.items():
-                seconds = key.layer.timeout_seconds
-                if time.monotonic() - current.began > seconds:
-                    failed = f"a device is missing after {seconds:g} s"
-                    if current.is_complete_here:
-                        ranks = ", ".join(map(str, key.round.waits_for(key)))
-                        failed = (
-                            f"rank {ranks} has not come after {seconds:g} s. All ranks must call "
-                            f"{key.round.place} equally often, also without samples (shards [])"
-                        )
-                    key.round.failed = failed
-                    if key.is_shared:
-                        key.round.send(Tasks(key.round.num_devices, {}, failed))
-        _go_on()
+        return _num_waiting > 0 or any(s.key.sums.rank not in s.missing() for s in shared)
 
 
 @functools.lru_cache(None)
 def _watch(_pid: int) -> None:
-    """Start this process's thread that fails late sums."""
-    threading.Thread(target=_fail_late, name="gluonpar.late_sums", daemon=True).start()
+    """Start this process's thread that every second ends the sums that are late.
+
+    If an operator fails on one device after run_tasks has returned, only a clock can tell that the
+    other devices wait for it.
+    """
+
+    def run() -> None:
+        while True:
+            time.sleep(1)
+            _go_on()
+
+    threading.Thread(target=run, name="gluonpar.late_sums", daemon=True).start()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import uuid
 import weakref
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluonpar import cluster
+from gluonpar import cluster, tasks
 from gluonpar.batch_norm import device_sums
-from gluonpar.batch_norm.device_sums import Round, SumKey, current_round
+from gluonpar.batch_norm.device_sums import RoundSums, SumKey
 from gluonpar.runtime import device_threads, devices, engine, memory, private_fields
 
 
@@ -89,8 +90,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._key = self.name_in_job = uuid.uuid4().hex
         if not self.is_local:
             self.name_in_job = device_sums.name_in_job(self.name)
-            _in_job[self.name_in_job] = self
-        self._plain_round: Round | None = None
+        self._plain_sums: RoundSums | None = None
         _layers[self._key] = self
 
     def _num_devices(self) -> int:
@@ -119,7 +119,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
         """Return why a call for one of ``ctx`` on this thread may never end; "" if it ends."""
-        if not autograd.is_training() or self._round().num_devices == 1:
+        if not autograd.is_training() or self._sums().round.num_devices == 1:
             return ""
         if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             return _NAIVE_ENGINE.format(self.name)
@@ -127,14 +127,19 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             return ""
         return _PLAIN_LOOP.format(self.name)
 
-    def _round(self) -> Round:
-        """Return the round of this thread's task; in a plain loop the layer's own."""
-        current, plain = current_round(), self._plain_round
+    def _sums(self) -> RoundSums:
+        """Return the sums of the round of this thread's task; in a plain loop the layer's own."""
+        current, plain = tasks.current_round(), self._plain_sums
         if current:
-            return current
+            return current.sums
         how = self._num_devices(), cluster.size() > 1
-        if not plain or plain.failed or (plain.num_devices, bool(plain.messages)) != how:
-            plain = self._plain_round = Round(how[0], f"a plain loop with {self.name_in_job}")
+        if (
+            not plain
+            or plain.round.failed
+            or (plain.round.num_devices, bool(plain.messages)) != how
+        ):
+            place = f"a plain loop with {self.name_in_job}"
+            plain = self._plain_sums = RoundSums(tasks.Round(how[0]), place)
         return plain
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, **running: Any) -> Any:
@@ -177,6 +182,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
 
 _OPERATOR = "gluonpar_mean_over_devices"
+_Results = Callable[[np.ndarray], Iterable[np.ndarray]]  # what is computed from a sum
 
 _PLAIN_LOOP = """{} cannot train on CPU contexts in a plain loop, in which one device may be \
 queued for ever behind another that waits for it. Run forward and backward in run_tasks:
@@ -192,17 +198,31 @@ _NAIVE_ENGINE = (
 # Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 _imported: dict[str, SyncBatchNorm] = {}
-# Those that were made outside cluster.local(), by their name on all ranks.
-_in_job: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
 
 
-def share_running_statistics(round_: Round) -> None:
-    """Copy the running statistics to the devices, of all ranks, that had no task."""
-    took_part = list(round_.num_backwards)
-    if not took_part:
-        _follow_statistics(round_)
-        return
-    for layer in round_.begun:
+@tasks.scopes.append
+@contextlib.contextmanager
+def _sums_of(round_: tasks.Round) -> Iterator[None]:
+    """Have layers sum over the devices of a round; after it they share their running statistics."""
+    round_.sums = sums = RoundSums(round_)
+    sums.join_ranks()
+    try:
+        yield
+        sums.check_begun()
+        sums.send_tasks()
+    except BaseException:
+        sums.abandon()
+        raise
+    if round_.devices:
+        _share_statistics(sums)
+    else:
+        _follow_statistics(sums)
+
+
+def _share_statistics(sums: RoundSums) -> None:
+    """Copy the running statistics to the devices that had no task."""
+    took_part = sums.round.devices
+    for layer in sums.begun:
         params = layer.running_mean, layer.running_var
         if not all(private_fields.values(p) and took_part[0] in p.list_ctx() for p in params):
             continue  # it was made for an imported symbol
@@ -211,12 +231,13 @@ def share_running_statistics(round_: Round) -> None:
                 param.data(took_part[0]).copyto(param.data(c))
 
 
-def _follow_statistics(round_: Round) -> None:
+def _follow_statistics(sums: RoundSums) -> None:
     """On a rank without tasks, compute the running statistics from the other ranks' sums."""
-    seconds = [layer.timeout_seconds for layer in _in_job.values()]
-    calls = round_.wait_for_tasks(max(seconds)) if round_.number and seconds else {}
+    layers = {layer.name_in_job: layer for layer in _layers.values() if not layer.is_local}
+    seconds = [layer.timeout_seconds for layer in layers.values()]
+    calls = sums.wait_for_tasks(max(seconds)) if sums.number and seconds else {}
     for name, num_calls in calls.items():
-        layer = _in_job.get(name)
+        layer = layers.get(name)
         if layer is None or private_fields.awaits_shape(layer.running_mean):
             known = "does not know it" if layer is None else "does not know its shape yet"
             raise RuntimeError(
@@ -227,60 +248,53 @@ def _follow_statistics(round_: Round) -> None:
         for param in (layer.running_mean, layer.running_var):
             of_variance = param is layer.running_var
             for number in range(1, num_calls + 1) if private_fields.values(param) else ():
-                _follow_sum(SumKey(round_, layer, of_variance, number), param)
+                _follow_sum(SumKey(sums, layer, of_variance, number), param)
 
 
 def _follow_sum(key: SumKey, param: gluon.Parameter) -> None:
     first, *_ = copies = param.list_data()
-    running = first.copyto(mx.cpu())
-
-    def results(total: np.ndarray) -> list[np.ndarray]:
-        how = key.layer.momentum, key.of_variance, first.context
-        return [_running(memory.view(running), total, *how)]
-
-    _push_sum(functools.partial(device_sums.add, key, "", None), results, [running], ["write"])
+    running, ctx = first.copyto(mx.cpu()), first.context
+    _push(key, None, lambda total: [_running(memory.view(running), total, key, ctx)], [running])
     for copy in copies:
         running.copyto(copy)
 
 
-def _running(
-    before: np.ndarray, total: np.ndarray, momentum: float, of_variance: bool, ctx: mx.Context
-) -> np.ndarray:
+def _running(before: np.ndarray, total: np.ndarray, key: SumKey, ctx: mx.Context) -> np.ndarray:
     """Return the running statistic after a call, whose sums and count are ``total``."""
-    count = total[-1]
+    count, momentum = total[-1], key.layer.momentum
     new = total[:-1] / count
-    if of_variance and ctx.device_type == "gpu":  # as cuDNN's
+    if key.of_variance and ctx.device_type == "gpu":  # as cuDNN's
         new = new * count / max(1, count - 1)
     return momentum * before + (1 - momentum) * new
 
 
-def _push_sum(
-    add: Callable[[Callable, Callable], None],
-    results: Callable[[np.ndarray], Iterable[np.ndarray]],
-    targets: list[mx.nd.NDArray],
-    req: list[str],
+def _push(
+    key: SumKey,
+    values: np.ndarray | None,
+    results: _Results,
+    arrays: Sequence[mx.nd.NDArray],
     ctx: mx.Context | None = None,
+    refusal: str = "",
     settles: Sequence[mx.nd.NDArray] = (),
 ) -> None:
-    """Push an operator that writes ``results(total)`` into ``targets``, as ``req`` says.
+    """Push an operator that adds the values of ``ctx`` to a sum; its results go into ``arrays``.
 
-    It calls ``add(write, complete)``, and ends when one of the two has been called. For
-    ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
+    ``arrays`` are in the host's memory. The operator ends when ``results(sum)`` are written, or
+    with an error, such as ``refusal``. For ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
     """
 
     def begin(complete: Callable) -> None:
-        def write(total: np.ndarray) -> None:
-            for array, kind, result in zip(targets, req, results(total)):
-                if kind == "add":
-                    memory.view(array)[:] += result
-                elif kind != "null":
-                    memory.view(array)[:] = result
-            complete()
+        def end(total: np.ndarray, message: str) -> None:
+            for array, result in zip(arrays, () if message else results(total)):
+                memory.view(array)[:] = result
+            complete(message or None)
 
-        add(write, complete)
+        if refusal:
+            raise RuntimeError(refusal)
+        device_sums.add(key, ctx, values, end)
 
     how = {"name": "gluonpar.SyncBatchNorm", "prioritized": True, "ends_by_call": True}
-    engine.push(begin, ctx or mx.cpu(), writes=targets, settles=settles, **how)
+    engine.push(begin, mx.cpu(), writes=arrays, settles=settles, **how)
 
 
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
@@ -293,7 +307,7 @@ def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
 
     def change(block: gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
-            block.num_devices, block._plain_round = num_devices, None
+            block.num_devices, block._plain_sums = num_devices, None
 
     net.apply(change)
 
@@ -325,7 +339,8 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
     def create_operator(self, ctx: str, shapes: list, dtypes: list) -> _MeanOverDevices:
         layer = _layers.get(self.key)
         if layer is None:  # the block is gone, or was in another process
-            layer = SyncBatchNorm(num_devices=self.num_devices, prefix=self.name)
+            how: Any = {"num_devices": self.num_devices, "momentum": self.momentum}
+            layer = SyncBatchNorm(prefix=self.name, **how)
             _imported[self.key] = _layers[self.key] = layer
         return _MeanOverDevices(self, layer, mx.Context(ctx))
 
@@ -349,7 +364,7 @@ class _MeanOverDevices(mx.operator.CustomOp):
         self._count = 0.0  # of values per channel, over all devices
 
     def _begin(self) -> SumKey:
-        return self._layer._round().begin(self._layer, self._ctx, self._prop.variance)
+        return self._layer._sums().begin(self._layer, self._ctx, self._prop.variance)
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
         key, self._key, self._next = self._next, None, None
@@ -358,15 +373,14 @@ class _MeanOverDevices(mx.operator.CustomOp):
             return
         sums, running = in_data[0].asnumpy(), aux[0].asnumpy()
         samples, _, places = in_data[1].asnumpy().astype("float64")
-        self._key = key or self._begin()  # a Module's operator is made once for all calls
+        self._key = key = key or self._begin()  # a Module's operator is made once for all calls
 
         def results(total: np.ndarray) -> list[np.ndarray]:
             self._count = total[-1]
-            how = self._prop.momentum, self._prop.variance, self._ctx
-            return [total[:-1] / self._count, _running(running, total, *how)]
+            return [total[:-1] / self._count, _running(running, total, key, self._ctx)]
 
         values, targets = np.append(sums, samples * places), [out_data[0], aux[0]]
-        self._write(self._key, values, results, targets, [req[0], "write"])
+        self._write(key, values, results, targets, [req[0], "write"])
 
     def backward(
         self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
@@ -375,34 +389,26 @@ class _MeanOverDevices(mx.operator.CustomOp):
         if self._key is None:
             self.assign(in_grad[0], req[0], 0)
             return
-        if self._ctx.device_type == "cpu" and self._key.round.num_devices > 1:
-            if not self._key.round.has_begun_backward(self._ctx):  # it is another thread's
+        round_ = self._key.sums.round
+        if self._ctx.device_type == "cpu" and round_.num_devices > 1:
+            if not round_.has_begun_backward(self._ctx):  # it is another thread's
                 self._refusal = _PLAIN_LOOP.format(self._layer.name)
         key, values = self._key._replace(of_gradients=True), out_grad[0].asnumpy()
         self._write(key, values, lambda total: [total / self._count], [in_grad[0]], [req[0]])
 
     def _write(
-        self,
-        key: SumKey,
-        values: np.ndarray,
-        results: Callable[[np.ndarray], Iterable[np.ndarray]],
-        targets: list[mx.nd.NDArray],
-        req: list[str],
+        self, key: SumKey, values: np.ndarray, results: _Results, targets: list, req: list
     ) -> None:
         """Write ``results(sum of values over devices)`` into ``targets``; returns at once."""
-
-        def add(write: Callable, complete: Callable) -> None:
-            if self._refusal:
-                raise RuntimeError(self._refusal)
-            device_sums.add(key, str(self._ctx), values, write, complete)
-
-        if self._ctx.device_type == "cpu":
-            _push_sum(add, results, targets, req, self._ctx, targets)
-            return
-        arrays = [mx.nd.empty(array.shape, mx.cpu(), array.dtype) for array in targets]
-        _push_sum(add, results, arrays, ["write"] * len(targets), None, [*arrays, *targets])
+        writes = [self._ctx.device_type == "cpu" and kind == "write" for kind in req]
+        arrays = [  # in the host's memory
+            target if is_written else mx.nd.empty(target.shape, mx.cpu(), target.dtype)
+            for target, is_written in zip(targets, writes)
+        ]
+        _push(key, values, results, arrays, self._ctx, self._refusal, [*arrays, *targets])
         for target, kind, array in zip(targets, req, arrays):
-            self.assign(target, kind, array.as_in_context(target.context))
+            if array is not target:
+                self.assign(target, kind, array.as_in_context(target.context))
 
 
 @private_fields.around(private_fields.MAKES_GRAPH)

@@ -45,11 +45,6 @@ def current() -> mx.Context | None:
     return getattr(_this, "ctx", None)
 
 
-def num_backwards(ctx: mx.Context) -> int:
-    """Return how often the thread of ``ctx`` has called ``backward``."""
-    return tape.num_passes[_threads[ctx].ident] if ctx in _threads else 0
-
-
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     """Return ``function(*arguments)``, called on the thread of ``ctx``; waits for it.
 

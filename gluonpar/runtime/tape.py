@@ -13,7 +13,6 @@ To observe recordings and passes, functions of MXNet 1.9.1 are replaced by other
 from __future__ import annotations
 
 import bisect
-import collections
 import contextlib
 import ctypes
 import functools
@@ -34,8 +33,6 @@ Written = Tuple["Recording", Any, int]
 lock = threading.RLock()  # not held during a pass
 # By the name of an array with a gradient, what is told of passes; see own().
 owners: dict[str, tuple[Any, int]] = {}
-# By the thread's identifier, since the first own().
-num_passes: collections.Counter = collections.Counter()
 _MOST_RECORDINGS = 2048  # that are kept, in one or two megabytes
 # What is called with what a pass will write, if there is something, and the handles of its heads;
 # and its result after the pass.
@@ -57,6 +54,7 @@ class Recording:
 class _Thread(threading.local):
     recording: Recording | None = None  # that has not ended
     joint: Recording | None = None  # of all passes, whatever their heads were recorded in
+    round: Any = None  # in which tasks call this thread; it is told when a pass begins
     depth = 0  # number of autograd's scopes that have not been left
 
     def __init__(self) -> None:
@@ -149,7 +147,8 @@ def _number(argument: Any) -> int:
 @functools.wraps(_backward)
 def _watched_pass(*arguments: Any) -> int:
     num_heads, heads, _, num_variables = arguments[:4]
-    num_passes[threading.get_ident()] += 1
+    if this_thread.round:
+        this_thread.round.begin_pass()
     if _number(num_variables):  # autograd.grad, which writes other arrays
         return _backward(*arguments)
     with interrupts.held():

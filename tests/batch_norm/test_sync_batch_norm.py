@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import pathlib
 import threading
@@ -15,16 +16,18 @@ from contexts import contexts, device
 from gluon_runs import STATIC
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from mxnet.gluon.contrib import estimator
 from processes import end_python, run_python
 from sync_batch_norm_stress import Branches
 
 from gluonpar import split_and_load, split_samples
+from gluonpar.adapters.estimator import BatchProcessor
 from gluonpar.adapters.towers import Towers
 from gluonpar.batch_norm import device_sums
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm, set_num_devices
-from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
+from gluonpar.tasks import Round, TaskError, run_tasks
 
 HYBRIDIZED = {"imperative": {"active": False}, "hybridized": {}, "static": STATIC}
 each_way = pytest.mark.parametrize("hybridized", HYBRIDIZED.values(), ids=HYBRIDIZED)
@@ -261,19 +264,23 @@ def test_it_is_called_as_the_one_of_contrib():
 
 
 def trained_outputs(net, ctx):
+    """Outputs in training, and then the running statistics of the first device."""
     shards = [split_and_load(batch(n)[0], ctx) for n in (8, 1, 8)]
     [net(x) for x in shards[0]]
-    return [joined(outputs(net, each, ctx)) for each in shards]
+    outs = [joined(outputs(net, each, ctx)) for each in shards]
+    running = [p for p in net.collect_params().values() if p.grad_req == "null"]
+    return [*outs, *sorted((p.data(ctx[0]).asnumpy() for p in running), key=np.linalg.norm)]
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 @each_way
 def test_an_exported_network_trains_when_its_block_is_gone(tmp_path, hybridized):
-    ctx, net, path = contexts(2), network(SyncBatchNorm), str(tmp_path / "net")
+    ctx, net, path = contexts(2), network(SyncBatchNorm, momentum=0.7), str(tmp_path / "net")
     net.initialize(mx.init.Xavier(), ctx=ctx)
     net.hybridize()
-    want = trained_outputs(net, ctx)
+    trained_outputs(net, ctx)
     net.export(path)
+    want = trained_outputs(net, ctx)
     del net
     gc.collect()
     net = gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params", ctx)
@@ -335,16 +342,46 @@ def test_in_a_plain_loop_more_devices_than_were_set_are_an_error():
     np.testing.assert_allclose(outputs_of(3), NORMALISED, rtol=1e-4, atol=1e-6)
 
 
-def test_towers_train_on_fewer_samples_than_devices(tmp_path):
+def sgd():
+    return mx.optimizer.SGD(learning_rate=0.1)
+
+
+def by_towers(net, ctx):
+    loss = gluon.loss.L2Loss()
+    towers = Towers(lambda xy, net: loss(net(xy[0]), xy[1]), net, ctx, sgd())
+    for step, size in enumerate((6, 2, 1, 6)):
+        towers.step(split_samples(batch(size, step), ctx))
+
+
+def by_estimator(net, ctx):
+    """Seven samples in batches of three: the last is of one."""
+    X, w = batch(7)
+    batches = gluon.data.DataLoader(gluon.data.ArrayDataset(X, w, X), 3)  # stock, too, takes two
+    used = set()
+
+    class Noting(gluon.loss.L2Loss):
+        def __call__(self, prediction, label):
+            used.add(prediction.context)
+            return super().__call__(prediction, label)
+
+    how = {"context": ctx, "batch_processor": BatchProcessor()}
+    trainer = Trainer(net.collect_params(), sgd())
+    metrics = mx.metric.Loss()
+    program = estimator.Estimator(net, Noting(), metrics, trainer=trainer, **how)
+    program.logger.setLevel("ERROR")
+    program.fit(batches, epochs=2)
+    assert used == {*ctx}
+
+
+@pytest.mark.parametrize("by", [by_towers, by_estimator])
+def test_towers_and_estimators_train_as_one_device_also_on_fewer_samples_than_devices(tmp_path, by):
     _, path = start(tmp_path)
     results = []
     for norm, ctx in ((nn.BatchNorm, contexts(1)), (SyncBatchNorm, contexts(3))):
-        net, loss = network(norm), gluon.loss.L2Loss()
+        net = network(norm)
         net.load_parameters(path, ctx=ctx)
         net.hybridize()
-        towers = Towers(lambda xy, net, loss=loss: loss(net(xy[0]), xy[1]), net, ctx, sgd())
-        for step, size in enumerate((6, 2, 1, 6)):
-            towers.step(split_samples(batch(size, step), ctx))
+        by(net, ctx)
         params = net.collect_params().values()
         results.append([[copy.asnumpy() for copy in param.list_data()] for param in params])
     for (want,), copies in zip(*results):
@@ -353,55 +390,40 @@ def test_towers_train_on_fewer_samples_than_devices(tmp_path):
             close(copy, want, 1e-4)
 
 
-def sgd():
-    return mx.optimizer.SGD(learning_rate=0.1)
+def test_a_device_that_alone_calls_a_layer_is_an_error_and_later_calls_are_right():
+    layer = layer_on(3, timeout_seconds=600, prefix="lonely_")
 
-
-class TestMissingDevices:
-    @pytest.fixture
-    def layer(self):
-        return layer_on(3, timeout_seconds=1, prefix="lonely_")
-
-    def alone(self, layer, i):
-        """The output of device i, which alone calls the layer."""
-
-        def task(X):
-            if X.context == device(i):
-                with autograd.record():
-                    return layer(X)
-
-        shards = [mx.nd.ones((2, 1), ctx=c) for c in contexts(3)]
-        return run_tasks(task, shards, contexts(3))[i]
-
-    def test_are_an_error_of_the_call_and_later_calls_are_right(self, layer):
-        layer.timeout_seconds = 600
-        with pytest.raises(
-            RuntimeError, match=r"lonely_? must .* all 3 devices.* 1 on [cg]pu\(1\)$"
-        ):
-            self.alone(layer, 1)
-        np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
-
-    def test_in_backward_too(self, layer):
-        layer.timeout_seconds = 60
-        shards = split_and_load(np.arange(6, dtype="float32").reshape(6, 1), contexts(3))
-        for shard in shards:
-            shard.attach_grad()
-        outs = [out**2 for out in outputs(layer, shards, contexts(3))]
-        mx.nd.waitall()
-        layer.timeout_seconds = 1
-
-        def task(shard):
+    def task(X):
+        if X.context == device(1):
             with autograd.record():
-                out = layer(shard) ** 2
-            if shard.context == device(2):
-                out.backward()
+                return layer(X)
 
-        run_tasks(task, shards, contexts(3))
-        with pytest.raises(
-            mx.MXNetError, match=r"lonely_?: .* after 1 s. Of 3 devices only [cg]pu\(2\) arrived"
-        ):
-            shards[2].grad.asnumpy()
-        assert outs
+    with pytest.raises(RuntimeError, match=r"lonely_? must .* all 3 devices.* 1 on [cg]pu\(1\)$"):
+        run_tasks(task, [mx.nd.ones((2, 1), ctx=c) for c in contexts(3)], contexts(3))
+    np.testing.assert_allclose(values(layer), NORMALISED, rtol=1e-4, atol=1e-6)
+
+
+def test_a_device_that_alone_calls_backward_gets_an_error_in_time():
+    layer = layer_on(3, timeout_seconds=60, prefix="lonely_")
+    shards = split_and_load(np.arange(6, dtype="float32").reshape(6, 1), contexts(3))
+    for shard in shards:
+        shard.attach_grad()
+    outs = [out**2 for out in outputs(layer, shards, contexts(3))]
+    mx.nd.waitall()
+    layer.timeout_seconds = 1
+
+    def task(shard):
+        with autograd.record():
+            out = layer(shard) ** 2
+        if shard.context == device(2):
+            out.backward()
+
+    run_tasks(task, shards, contexts(3))
+    with pytest.raises(
+        mx.MXNetError, match=r"lonely_?: .* after 1 s. Of 3 devices only [cg]pu\(2\) arrived"
+    ):
+        shards[2].grad.asnumpy()
+    assert outs
 
 
 @each_way
@@ -571,12 +593,13 @@ def trained(net):
 
 
 def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
-    given = {"a": 1.0, "b": 1e16, "c": -1e16}  # (a + b) + c is 0, and (b + c) + a is 1
-    for order in ("abc", "cba", "bca"):
-        current, layer, sums = device_sums.Round(3), SyncBatchNorm(), {}
-        for name in order:
-            assert not sums
-            done = functools.partial(sums.__setitem__, name)
-            key = current.begin(layer, name, False)
-            device_sums.add(key, name, np.array([given[name]]), done, pytest.fail)
-        assert [sums[name][0] for name in "abc"] == [0, 0, 0]
+    given = 1.0, 1e16, -1e16  # in this order their sum is 0, in another 1
+    ended = []
+    for order in itertools.permutations(range(3)):
+        current, layer = device_sums.RoundSums(Round(3)), SyncBatchNorm()
+        for i in order:
+            assert not ended
+            key, value = current.begin(layer, device(i), False), np.array([given[i]])
+            device_sums.add(key, device(i), value, lambda *ending: ended.append(ending))
+        assert ended == [(0, "")] * 3
+        ended.clear()

@@ -1,16 +1,67 @@
-"""run_tasks: run a forward and backward function of the user's on every device's shard."""
+"""run_tasks: run a forward and backward function of the user's on every device's shard.
+
+A round is one call of several devices: of :func:`run_tasks`, or a step of Towers.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, Sequence
+import itertools
+from typing import Any, Callable, ContextManager, Iterator, Sequence
 
 import mxnet as mx
 
 from gluonpar import cluster, gradients
-from gluonpar.batch_norm import device_sums
-from gluonpar.batch_norm.sync_batch_norm import share_running_statistics
-from gluonpar.runtime import devices, interrupts, threads
+from gluonpar.runtime import device_threads, devices, interrupts, tape, threads
+
+__all__ = ["TaskError", "run_tasks"]
+
+_numbers = itertools.count()  # of rounds
+_last_backward: dict[Any, int] = {}  # by context, the round in which its thread last began backward
+# What is entered with a round before its calls, and left after them.
+scopes: list[Callable[[Round], ContextManager]] = []
+
+
+class Round(tape.Recording):
+    """Calls of functions on ``num_devices`` devices of this process, and all passes they make."""
+
+    def __init__(self, num_devices: int) -> None:
+        super().__init__()
+        self.num_devices, self._number = num_devices, next(_numbers)
+        self.devices: list[mx.Context] = []  # that were called
+        self.failed = ""  # why a device is missing, if one is
+        self.sums: Any = None  # of SyncBatchNorms
+
+    def call(self, ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
+        """Call ``function(*arguments)`` on the thread of ``ctx``, in this round."""
+        scope = cluster.scope()
+
+        def in_round() -> Any:
+            thread = tape.this_thread
+            outer = thread.round, thread.joint
+            thread.round = thread.joint = self
+            try:
+                with scope():
+                    return function(*arguments)
+            finally:
+                thread.round, thread.joint = outer
+
+        if ctx not in self.devices:
+            self.devices.append(ctx)
+        return device_threads.call(ctx, in_round)
+
+    def begin_pass(self) -> None:
+        """Note that the thread of a device calls backward."""
+        _last_backward[device_threads.current()] = self._number
+
+    def has_begun_backward(self, ctx: mx.Context) -> bool:
+        """Return whether the thread of ``ctx`` has called backward in this round or a later one."""
+        return _last_backward.get(ctx, -1) >= self._number
+
+
+def current_round() -> Round | None:
+    """Return the round that this thread was called in, if it was."""
+    return tape.this_thread.round
 
 
 class TaskError(RuntimeError):
@@ -56,7 +107,7 @@ def run_tasks(
     """
     contexts = devices.as_list(ctx)
     devices.check_distinct(contexts)
-    least = int(cluster.size() == 1 or device_sums.current_round() is not None)
+    least = int(cluster.size() == 1 or current_round() is not None)
     if not least <= len(shards) <= len(contexts):
         number = f"{least} to {len(contexts)}, one per context"
         raise ValueError(f"the number of shards must be {number}, got {len(shards)}")
@@ -80,19 +131,17 @@ def all_devices(num_devices: int) -> Iterator[Callable]:
     It is to be called for ``num_devices`` devices, over which SyncBatchNorms sum; within a task
     they sum over the devices of that task's call. Ctrl-C is held back until the end.
     """
-    outer = device_sums.current_round()
+    outer = current_round()
     if outer:
         yield outer.call
         return
     with interrupts.held_while_waiting():
-        round_ = device_sums.Round(num_devices)
-        round_.join_ranks()
+        round_ = Round(num_devices)
         try:
-            yield round_.call
-            round_.check_begun()
-            round_.send_tasks()
+            with contextlib.ExitStack() as stack:
+                for scope in scopes:
+                    stack.enter_context(scope(round_))
+                yield round_.call
         except BaseException:
-            device_sums.abandon(round_)
-            gradients.discard(round_.recording)
+            gradients.discard(round_)
             raise
-        share_running_statistics(round_)

@@ -13,15 +13,14 @@ import pytest
 from contexts import contexts, device
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from mxnet.gluon.contrib import estimator
 
 import gluonpar
 from gluonpar.adapters.estimator import BatchProcessor
 from gluonpar.adapters.towers import Towers
 from gluonpar.batch_norm.running_statistics import average_statistics
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm
-from gluonpar.batch_norm.tasks import TaskError, run_tasks
 from gluonpar.gluon.trainer import Trainer
+from gluonpar.tasks import TaskError, run_tasks
 
 
 def test_the_callers_contexts_keep_the_scopes_that_they_were_entered_in():
@@ -145,37 +144,6 @@ def test_a_second_ctrl_c_does_not_wait():
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_estimator_trains_as_on_one_device_also_on_fewer_samples_than_devices():
-    """Seven samples in batches of three: the last is of one."""
-    rng = np.random.RandomState(0)
-    X, y = rng.normal(size=(7, 3)).astype("float32"), np.arange(7) % 2
-    batches = gluon.data.DataLoader(gluon.data.ArrayDataset(X, y, X), 3)  # stock, too, takes two
-    results, used = [], set()
-
-    class Noting(gluon.loss.SoftmaxCELoss):
-        def __call__(self, prediction, label):
-            used.add(prediction.context)
-            return super().__call__(prediction, label)
-
-    for norm, ctx in ((nn.BatchNorm, contexts(1)), (SyncBatchNorm, contexts(2))):
-        mx.random.seed(0)
-        net = nn.HybridSequential(prefix="net_")
-        net.add(nn.Dense(8, in_units=3), norm(in_channels=8), nn.Dense(2, in_units=8))
-        net.initialize(mx.init.Xavier(), ctx=ctx)
-        net.hybridize()
-        how = {"context": ctx, "batch_processor": BatchProcessor()}
-        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        program = estimator.Estimator(net, Noting(), trainer=trainer, **how)
-        program.logger.setLevel("ERROR")
-        program.fit(batches, epochs=2)
-        params = net.collect_params().values()
-        results.append([[copy.asnumpy() for copy in param.list_data()] for param in params])
-    assert used == {*contexts(2)}
-    for (want,), copies in zip(*results):
-        for copy in copies:
-            np.testing.assert_allclose(copy, want, rtol=1e-4, atol=1e-5)
-
-
 def test_a_batch_with_fewer_labels_than_samples_is_refused():
     """Split on their own, of three shards of samples only two would have labels."""
     batch, ctx = (mx.nd.ones((3, 2)), mx.nd.ones((2, 1))), contexts(3)
@@ -184,36 +152,23 @@ def test_a_batch_with_fewer_labels_than_samples_is_refused():
         BatchProcessor().fit_batch(used, batch)
 
 
-def failing(error):
-    def forward_backward(shard):
-        if shard == 1:
-            raise error
-        return shard
-
-    return forward_backward
-
-
-def test_an_error_names_the_device_and_has_the_tasks_error_as_its_cause():
-    error = KeyError("bad box")
-    with pytest.raises(TaskError, match=r"failed on [cg]pu\(1\): KeyError: 'bad box'") as caught:
-        run_tasks(failing(error), [0, 1, 2], contexts(3))
-    assert caught.value.ctx == device(1)
-    assert caught.value.__cause__ is error
-    assert "in forward_backward" in "".join(traceback.format_tb(error.__traceback__))
-
-
-def test_after_an_error_no_later_task_runs_and_nothing_is_left_behind():
+def test_an_error_names_the_device_and_its_cause_and_ends_the_call_without_a_trace():
+    """No later task runs, and no thread, recording or context is left behind."""
     run_tasks(str, [0, 1, 2], contexts(3))
     ran, before, ctx = [], set(threading.enumerate()), mx.context.current_context()
+    error = KeyError("bad box")
 
-    def task(shard):
+    def forward_backward(shard):
         ran.append(shard)
         with autograd.record():
             if shard == 1:
-                raise ValueError("bad box")
+                raise error
 
-    with pytest.raises(TaskError, match="bad box"):
-        run_tasks(task, [0, 1, 2], contexts(3))
+    with pytest.raises(TaskError, match=r"failed on [cg]pu\(1\): KeyError: 'bad box'") as caught:
+        run_tasks(forward_backward, [0, 1, 2], contexts(3))
+    assert caught.value.ctx == device(1)
+    assert caught.value.__cause__ is error
+    assert "in forward_backward" in "".join(traceback.format_tb(error.__traceback__))
     assert ran == [0, 1]
     assert set(threading.enumerate()) <= before
     assert not autograd.is_recording()
