@@ -3,10 +3,6 @@
 --collective measures gluonpar's other collectives. The figures mean the same as in nccl-tests.
 """
 
-# algbw is the bytes of one device's array over the time; busbw is algbw times the arrays that every
-# device's links must carry at least: 2(K-1)/K for an all-reduce (docs/algorithms.md), (K-1)/K for
-# reduce-scatter and all-gather, 1 for broadcast and reduce.
-#
 # MXNet's stores run in the same process, so with the settings that ``import gluonpar`` makes.
 
 from __future__ import annotations
@@ -88,8 +84,7 @@ def prepare(options: argparse.Namespace) -> tuple:
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     if collective == "allreduce":
         names = [*(algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
-        kinds = {context.device_type for context in chosen.ctx}
-        names += {"cpu": [NUMPY], "gpu": ["mxnet nccl"]}.get(kinds.pop(), [])
+        names.append(NUMPY if chosen.ctx[0].device_type == "cpu" else "mxnet nccl")
     for name in algorithms:
         collectives.check_algorithm(name, chosen.ctx)
     return counts, chosen.ctx, names, chosen.notice
@@ -137,12 +132,16 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """GB/s (1e9 bytes) of one device's array."""
+        """GB/s: the 1e9 bytes of one device's array over the time."""
         return self.num_bytes / self.samples.median / 1e9
 
     @property
     def busbw(self) -> float:
-        """GB/s through one device's links, if no more than necessary is sent."""
+        """GB/s through one device's links, if they carry no more than they must.
+
+        That is 2(K-1)/K arrays for an all-reduce (docs/algorithms.md), (K-1)/K for reduce-scatter
+        and all-gather, and 1 for broadcast and reduce.
+        """
         if self.collective in ("broadcast", "reduce"):
             return self.algbw
         passes = 2 if self.collective == "allreduce" else 1

@@ -6,10 +6,10 @@ device that supports peer-to-peer copies, but corrupts the data, is found.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
-from typing import Callable, Iterator, List, Sequence
+from functools import partial
+from typing import Any, Callable, Iterator, List, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,18 +18,18 @@ from mxnet import autograd, gluon
 from gluonpar import collectives
 from gluonpar.collectives import operations
 from gluonpar.diagnostics import bench, harness
-from gluonpar.diagnostics.doctor import describe
+from gluonpar.diagnostics.doctor import OK, WRONG, Finding, describe
 from gluonpar.diagnostics.verification import (
     VerificationError,
     check_close,
     check_replicas,
-    check_same_bits,
+    repeated,
+    verify,
 )
 from gluonpar.gluon import Trainer
 from gluonpar.install import entry
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
-from gluonpar.replicas import get_params
-from gluonpar.runtime import devices, memory, threads
+from gluonpar.runtime import devices, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
@@ -40,11 +40,10 @@ gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
 """
 EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed"}
 SIZES = (1, 7, 15, 1009, 8481, 1 << 18)
-NET_SHAPES = ((8, 1, 5, 5), (8,), (16, 8 * 12 * 12), (16,), (10, 16), (10,))
-BATCH_SIZE, STEPS, LR, SEED = 66, 5, 0.1, 7
+BATCH_SIZE, STEPS, LR, MOMENTUM, SEED = 66, 5, 0.1, 0.9, 7
 
-Replicas = List[Sequence[mx.nd.NDArray]]  # for each parameter its copies, one per device
-Training = Callable[[Sequence[np.ndarray], Sequence[mx.Context]], Replicas]  # from these values
+Step = Callable[[np.ndarray, np.ndarray], Any]  # on a batch (X, y)
+MakeStep = Callable[[gluon.Block, List[mx.Context]], Step]
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> int:
@@ -84,32 +83,28 @@ def run(ctx: Sequence[mx.Context]) -> int:
     with devices.deterministic():
         for name, check in _checks(ctx):
             try:
-                line = f"ok     {name}: {check(ctx)}"
+                finding = Finding(name, OK, check(ctx))
             except Exception as error:
-                line = f"WRONG  {name}: {describe(error)}"
+                finding = Finding(name, WRONG, describe(error))
                 num_wrong += 1
-            print(line, flush=True)
+            print(finding, flush=True)
     return num_wrong
 
 
-def _checks(ctx: Sequence[mx.Context]) -> Iterator[tuple[str, Callable]]:
-    if len(ctx) > 1:
-        for name in collectives.usable(ctx):
-            yield f"all-reduce {name}", functools.partial(check_sums, name)
-        yield "all-reduce as chosen for training", functools.partial(check_sums, None)
-    mxnets = functools.partial(gluon.Trainer, kvstore=None)
-    alone = functools.partial(by_trainer, lenet.LeNet, mxnets, 0.0)
-    of_lenet = train_lenet, alone, lenet.LENET_SHAPES
-    yield "LeNet by train_batch", functools.partial(check_training, *of_lenet)
-    ours, alone = (functools.partial(by_trainer, small_net, t, 0.9) for t in (Trainer, mxnets))
-    yield "a Gluon network by Trainer", functools.partial(check_training, ours, alone, NET_SHAPES)
+def _checks(ctx: list[mx.Context]) -> Iterator[tuple[str, Callable[[list[mx.Context]], str]]]:
+    for name in [*collectives.usable(ctx), None] if len(ctx) > 1 else []:
+        yield f"all-reduce {name or 'as chosen for training'}", partial(check_sums, name)
+    yield "LeNet by verify", check_lenet
+    yield "training by train_batch", partial(check_training, by_train_batch, 0.0)
+    ours = partial(by_trainer, Trainer, MOMENTUM)
+    yield "training by Trainer", partial(check_training, ours, MOMENTUM)
 
 
 def check_sums(algorithm: str | None, ctx: Sequence[mx.Context]) -> str:
     """Check that sums of integers, which have no rounding error, are exact on every device."""
     for dtype, size in itertools.product(operations.DTYPES, SIZES):
         arrays = [mx.nd.zeros((size,), ctx=context, dtype=dtype) for context in ctx]
-        run = functools.partial(collectives.allreduce, arrays, algorithm)
+        run = partial(collectives.allreduce, arrays, algorithm)
         (wrong,) = bench.count_wrong([harness.Candidate("", run)], arrays).values()
         if wrong:
             total = size * len(ctx)
@@ -117,66 +112,64 @@ def check_sums(algorithm: str | None, ctx: Sequence[mx.Context]) -> str:
     return f"sums of {len(SIZES)} sizes and {len(operations.DTYPES)} dtypes are exact"
 
 
-def check_training(
-    on_all: Training, on_one: Training, shapes: Sequence[tuple[int, ...]], ctx: Sequence[mx.Context]
-) -> str:
-    """Compare training on K devices with MXNet alone on one, all replicas, and two runs."""
-    rng = np.random.RandomState(SEED)
-    start = [rng.normal(scale=0.1, size=shape).astype("float32") for shape in shapes]
+def check_lenet(ctx: list[mx.Context]) -> str:
+    """Compare LeNet's losses and gradients with those of one device, by ``gluonpar.verify``."""
+    net = lenet.LeNet()
+    net.initialize(ctx=ctx)
+    net.hybridize()
+    return verify(net, softmax_cross_entropy, next(_batches()), ctx)[-1]
 
-    def updates(replicas: Replicas) -> dict[str, np.ndarray]:
-        for i, copies in enumerate(replicas):
-            check_replicas(copies, f"parameter {i}")
-        after = [copies[0].asnumpy() for copies in replicas]
-        return {f"parameter {i}": after[i] - before for i, before in enumerate(start)}
 
-    want, got = updates(on_one(start, ctx[:1])), updates(on_all(start, ctx))
+def check_training(make_step: MakeStep, momentum: float, ctx: list[mx.Context]) -> str:
+    """Check training three ways: against MXNet alone, between replicas, and between two runs."""
+
+    def updates(make_step: MakeStep, ctx: list[mx.Context]) -> dict[str, np.ndarray]:
+        # No relu, which can turn a rounding error of one step into another update in the next.
+        net = resnet.chain(
+            gluon.nn.Conv2D(8, 5, 2, in_channels=1, activation="tanh"),
+            gluon.nn.Dense(16, in_units=8 * 12 * 12, activation="tanh"),
+            gluon.nn.Dense(10, in_units=16),
+        )
+        mx.random.seed(SEED)
+        net.initialize(mx.init.Normal(0.1), ctx=ctx)
+        net.hybridize()
+        params = net.collect_params().values()
+        before = [param.data(ctx[0]).asnumpy() for param in params]
+        step = make_step(net, ctx)
+        for X, y in _batches():
+            step(X, y)
+        replicas = {f"parameter {i}": param.list_data() for i, param in enumerate(params)}
+        check_replicas(replicas)
+        after = [copies[0].asnumpy() for copies in replicas.values()]
+        return dict(zip(replicas, map(np.subtract, after, before)))
+
+    want = updates(partial(by_trainer, partial(gluon.Trainer, kvstore=None), momentum), ctx[:1])
     if not all(update.any() for update in want.values()):
         raise VerificationError(f"training by MXNet alone on {ctx[0]} did not change a parameter")
-    check_same_bits(got, updates(on_all(start, ctx)), f"training on {len(ctx)} devices")
+    got = repeated(lambda: updates(make_step, ctx), f"training on {len(ctx)} devices")
     close = check_close(want, got, "updates")
     return f"as MXNet alone on {ctx[0]} after {STEPS} steps, the same bits twice; {close}"
 
 
-def train_lenet(start: Sequence[np.ndarray], ctx: Sequence[mx.Context]) -> Replicas:
-    """Train the book's LeNet by ``train_batch``."""
-    device_params = [get_params([memory.from_numpy(v, c) for v in start], c) for c in ctx]
-    for X, y in _batches():
-        train_batch(X, y, device_params, ctx, LR)
-    return list(zip(*device_params))
+def by_train_batch(net: gluon.Block, ctx: list[mx.Context]) -> Step:
+    """Return a step by ``train_batch``."""
+    device_params = [[param.data(c) for param in net.collect_params().values()] for c in ctx]
+    return lambda X, y: train_batch(X, y, device_params, ctx, LR, lambda X, _: net(X))
 
 
-def small_net() -> gluon.HybridBlock:
-    """Return a network without relu, which can turn a rounding error into another update."""
-    return resnet.chain(
-        gluon.nn.Conv2D(8, 5, 2, in_channels=1, activation="tanh"),
-        gluon.nn.Dense(16, in_units=8 * 12 * 12, activation="tanh"),
-        gluon.nn.Dense(10, in_units=16),
-    )
+def by_trainer(make: Callable, momentum: float, net: gluon.Block, ctx: list[mx.Context]) -> Step:
+    """Return a step by the trainer that ``make`` makes, gluonpar's or MXNet's."""
+    options = {"learning_rate": LR, "momentum": momentum}
+    trainer = make(net.collect_params(), "sgd", options)
 
-
-def by_trainer(
-    make_net: Callable[[], gluon.HybridBlock],
-    make_trainer: Callable,
-    momentum: float,
-    start: Sequence[np.ndarray],
-    ctx: Sequence[mx.Context],
-) -> Replicas:
-    """Train a Gluon network by a trainer, gluonpar's or MXNet's."""
-    net = make_net()
-    net.initialize(ctx=list(ctx))
-    params = net.collect_params()
-    for param, values in zip(params.values(), start):
-        param.set_data(mx.nd.array(values))
-    net.hybridize()
-    trainer = make_trainer(params, "sgd", {"learning_rate": LR, "momentum": momentum})
-    for X, y in _batches():
+    def step(X: np.ndarray, y: np.ndarray) -> None:
         with autograd.record():
-            shards = split_and_load((X, y), list(ctx))
+            shards = split_and_load((X, y), ctx)
             losses = [softmax_cross_entropy(net(X_shard), y_shard) for X_shard, y_shard in shards]
         autograd.backward(losses)
         trainer.step(len(X))
-    return [param.list_data() for param in params.values()]
+
+    return step
 
 
 def _batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Dict, Sequence
 
 import mxnet as mx
@@ -79,75 +80,77 @@ def verify(
 
 
 def _compare(trial: _Trial, ctx: list[mx.Context]) -> list[str]:
-    k, first = len(ctx), ctx[:1]
-    for param in trial.trained:
-        check_replicas(param.list_data(), param.name)
-    lines = [f"replicas: {len(trial.trained)} parameters identical on {k} devices"]
-    training = not _contains(trial.net, sync_batch_norm.SyncBatchNorm)
-    one = trial.run(first, training)
-    check_same_bits(one, trial.run(first, training), f"the whole batch on {first[0]}")
-    other_seed = trial.run(first, training, seed=2)
-    if not training:
-        lines.append("SyncBatchNorm: one device alone cannot train; compared in prediction mode")
-    elif one[_LOSSES].tobytes() != other_seed[_LOSSES].tobytes():
-        training = False
-        one = trial.run(first, training)
-        lines.append("random numbers: drawn per device (dropout); compared in prediction mode")
-    elif trial.net.collect_params(running_statistics.NAMES).keys():
-        one = trial.run(first * min(k, sharding.num_samples(trial.batch)), training)
-        lines.append(
-            "BatchNorm: each device normalizes its shard by itself; compared with the same shards, "
-            f"one after another, on {first[0]} (gluonpar.SyncBatchNorm normalizes the whole batch)"
-        )
-    several = trial.run(ctx, training)
-    check_same_bits(several, trial.run(ctx, training), f"a pass on {k} devices")
-    lines.append("repeatability: the same bits twice, on one device and on all")
+    k = len(ctx)
+    check_replicas({param.name: param.list_data() for param in trial.trained})
+    one, note = _on_one_device(trial, ctx)
+    several = repeated(functools.partial(trial.run, ctx), f"a pass on {k} devices")
     want, got = ({"losses": result.pop(_LOSSES)} for result in (one, several))
-    lines.append(check_close(want, got, "losses"))
-    return [*lines, check_close(one, several, f"gradients, {k} devices against one")]
+    return [
+        f"replicas: {len(trial.trained)} parameters identical on {k} devices",
+        *filter(None, [note]),
+        "repeatability: the same bits twice, on one device and on all",
+        check_close(want, got, "losses"),
+        check_close(one, several, f"gradients, {k} devices against one"),
+    ]
+
+
+def _on_one_device(trial: _Trial, ctx: list[mx.Context]) -> tuple[Arrays, str]:
+    """Compute on ``ctx[0]`` what all of ``ctx`` should; say so if it is not the whole batch.
+
+    Sets ``trial.training`` to False if the devices can be compared in prediction mode only.
+    """
+    first = ctx[:1]
+    one = repeated(functools.partial(trial.run, first), f"the whole batch on {ctx[0]}")
+    if not trial.training:
+        return one, "SyncBatchNorm: one device alone cannot train; compared in prediction mode"
+    if one[_LOSSES].tobytes() != trial.run(first, seed=2)[_LOSSES].tobytes():
+        trial.training = False
+        one = trial.run(first)
+        return one, "random numbers: drawn per device (dropout); compared in prediction mode"
+    if not trial.net.collect_params(running_statistics.NAMES).keys():
+        return one, ""
+    shards = sharding.split_and_load(trial.batch, first * len(ctx))
+    parts = [trial.run(first, shard) for shard in shards]
+    one = {name: np.sum([part[name] for part in parts], axis=0) for name in one if name != _LOSSES}
+    one[_LOSSES] = np.concatenate([part[_LOSSES] for part in parts])
+    return one, (
+        "BatchNorm: each device normalizes its shard by itself; compared with the same shards, one "
+        f"after another, on {ctx[0]} (gluonpar.SyncBatchNorm normalizes the whole batch)"
+    )
 
 
 class _Trial:
-    """A network, its loss and a batch, run on one device or on all."""
+    """A network, its loss and a batch, run on one device or on all, in training mode or not."""
 
     def __init__(self, net: gluon.Block, loss: Callable, batch: Any) -> None:
         self.net, self.loss, self.batch = net, loss, batch
+        self.training = not _contains(net, sync_batch_norm.SyncBatchNorm)
         params = net.collect_params().values()
         self.trained = [p for p in params if p.grad_req != "null"]
         self.start = [(a, a.copy()) for p in params for a in p.list_data()]
 
-    def run(self, ctx: Sequence[mx.Context], training: bool, seed: int = 1) -> Arrays:
-        """Return losses and summed gradients of the batch, sharded over ``ctx``.
-
-        All shards at once, as in training; one after another if a context is repeated.
-        """
+    def run(self, ctx: list[mx.Context], batch: Any = None, seed: int = 1) -> Arrays:
+        """Return losses and summed gradients of ``batch`` (default: all), sharded over ``ctx``."""
         self.restore()
         mx.random.seed(seed)
-        shards = sharding.split_and_load(self.batch, list(ctx))
-        used = ctx[: len(shards)]
-        rounds = [shards] if len(set(used)) == len(used) else [[shard] for shard in shards]
-        losses: list[mx.nd.NDArray] = []
-        grads: dict[str, list[mx.nd.NDArray]] = {p.name: [] for p in self.trained}
-        for some in rounds:
-            with autograd.record(train_mode=training):
-                of_round = [self.loss(self.net(X), y) for X, y in some]
-            for (_, y), array in zip(some, of_round):
-                num_samples = sharding.num_samples(y)
-                if array.shape[:1] != (num_samples,):
-                    raise ValueError(
-                        f"loss must give one loss per sample, got an array of shape {array.shape} "
-                        f"for {num_samples} samples; do not take the mean: the update divides"
-                    )
-            autograd.backward(of_round, train_mode=training)
-            losses += of_round
-            for p in self.trained:
-                written = [p.grad(c).as_nd_ndarray() for c in used[: len(some)]]
-                grads[p.name] += [grad.tostype("default") for grad in written]  # copies
-        with cluster.local():
-            for copies in grads.values():
+        shards = sharding.split_and_load(batch or self.batch, ctx)
+        with autograd.record(train_mode=self.training):
+            losses = [self.loss(self.net(X), y) for X, y in shards]
+        for (_, y), array in zip(shards, losses):
+            num_samples = sharding.num_samples(y)
+            if array.shape[:1] != (num_samples,):
+                raise ValueError(
+                    f"loss must give one loss per sample, got an array of shape {array.shape} for "
+                    f"{num_samples} samples; do not take the mean: the update divides"
+                )
+        autograd.backward(losses, train_mode=self.training)
+        results = {_LOSSES: np.concatenate([array.asnumpy() for array in losses])}
+        for p in self.trained:
+            copies = [p.grad(c).as_nd_ndarray().tostype("default") for c in ctx[: len(shards)]]
+            with cluster.local():
                 collectives.allreduce(copies)
-        sums = {name: copies[-1].asnumpy() for name, copies in grads.items()}
-        return {_LOSSES: np.concatenate([array.asnumpy() for array in losses]), **sums}
+            results[p.name] = copies[-1].asnumpy()
+        return results
 
     def restore(self) -> None:
         """Restore all values, since batch normalization changes its averages; zero gradients."""
@@ -157,22 +160,25 @@ class _Trial:
         memory.zero([grad for param in self.trained for grad in param.list_grad()])
 
 
-def check_replicas(copies: Sequence[mx.nd.NDArray], name: str) -> None:
+def check_replicas(of_params: dict[str, Sequence[mx.nd.NDArray]]) -> None:
     """Raise VerificationError, with the difference, unless all copies have the same bits. Waits."""
     try:
-        replicas.check_identical(copies, name)
+        for name, copies in of_params.items():
+            replicas.check_identical(copies, name)
     except replicas.ReplicasDifferError as error:
         raise VerificationError(f"replicas: {error}") from error
 
 
-def check_same_bits(first: Arrays, second: Arrays, subject: str) -> None:
-    """Raise VerificationError, with the names of arrays that differ, unless all bits are equal."""
+def repeated(compute: Callable[[], Arrays], subject: str) -> Arrays:
+    """Compute twice; raise VerificationError, with the names of arrays that differ, if any do."""
+    first, second = compute(), compute()
     different = [name for name in first if first[name].tobytes() != second[name].tobytes()]
     if different:
         raise VerificationError(
             f"repeatability: {subject}, done twice, gave different {', '.join(different[:3])}; on "
             "GPUs cuDNN may, if these convolutions were computed before verify: call it first"
         )
+    return first
 
 
 def check_close(want: Arrays, got: Arrays, subject: str) -> str:

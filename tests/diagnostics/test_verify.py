@@ -30,7 +30,8 @@ def test_the_command_finds_nothing_wrong_and_says_what_one_device_cannot_show(k,
     names = [line[7:].partition(":")[0] for line in lines if line.startswith("ok     ")]
     sums = [f"all-reduce {name}" for name in collectives.usable(CPUS)]
     between = [*sums, "all-reduce as chosen for training"] if k > 1 else []
-    assert names == [*between, "LeNet by train_batch", "a Gluon network by Trainer"]
+    on_one = ["LeNet by verify", "training by train_batch", "training by Trainer"]
+    assert names == [*between, *on_one]
     assert any("are not checked" in line for line in lines) == (k == 1)
 
 
@@ -40,11 +41,8 @@ def failures(monkeypatch, capsys):
     every = self_test._checks
 
     def run(start):
-        monkeypatch.setattr(
-            self_test,
-            "_checks",
-            lambda ctx: ((n, check) for n, check in every(ctx) if n.startswith(start)),
-        )
+        chosen = [each for each in every(CPUS) if each[0].startswith(start)]
+        monkeypatch.setattr(self_test, "_checks", lambda _: chosen)
         assert main(["selftest", "--num-gpus", "3", "--device", "cpu"]) == 1
         captured = capsys.readouterr()
         assert "Traceback" not in captured.out + captured.err
@@ -115,27 +113,32 @@ def test_a_copy_between_any_two_devices_that_arrives_changed_is_found(
 def test_a_broken_update_is_found(bug, words, monkeypatch, failures):
     correct, noise = gluonpar.train_batch, np.random.RandomState(0)
 
-    def wrong(X, y, device_params, ctx, lr):
+    def wrong(X, y, device_params, ctx, lr, model):
         before = device_params[1][2].copy()
-        losses = correct(X, y, device_params, ctx, lr * 1.05 if bug == "rate" else lr)
+        correct(X, y, device_params, ctx, lr * 1.05 if bug == "rate" else lr, model)
         if bug == "one device only":
             before.copyto(device_params[1][2])
         if bug == "noise":
             number = float(noise.uniform(1e-6, 2e-6))
             for params in device_params:
                 params[3] += number
-        return losses
 
     monkeypatch.setattr(self_test, "train_batch", wrong)
-    (found,) = failures("LeNet")
-    assert found.startswith("LeNet by train_batch: ") and words in found
+    (found,) = failures("training by train_batch")
+    assert words in found
 
 
 def test_a_trainer_that_divides_by_the_wrong_number_is_found(monkeypatch, failures):
     step = gluonpar.Trainer.step
     monkeypatch.setattr(gluonpar.Trainer, "step", lambda self, n: step(self, n // 3))
-    (found,) = failures("a Gluon network")
+    (found,) = failures("training by Trainer")
     assert "updates: parameter 0 differs by" in found
+
+
+def test_gradients_that_are_not_summed_are_found(monkeypatch, failures):
+    monkeypatch.setattr(collectives, "allreduce", lambda data: None)
+    (found,) = failures("LeNet")
+    assert "gradients, 3 devices against one: " in found
 
 
 def make(*blocks, ctx=CPUS, hybridized=False):
