@@ -350,10 +350,10 @@ def test_memory_is_constant_over_many_lists_and_shapes(algorithm):
             gluonpar.allreduce(data, algorithm)
         mx.nd.waitall()
 
-    call(range(1, 1000))
+    call(range(1, 500))
     tracemalloc.start()
     try:
-        call(range(1000, 4000))
+        call(range(1000, 2500))
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < 1 << 19
     finally:

@@ -134,21 +134,6 @@ def test_arguments_and_attributes_are_those_of_stock():
     assert len(trainer._updaters[0].states) == 2  # one state, not one for each device
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"update_on_kvstore": True}, "update_on_kvstore must be None or False"),
-        ({"compression_params": {"type": "2bit"}}, "2bit.*compression='fp16'"),
-        ({"params": weights([[1.0]], 2) * 2}, "w0 is given more than once"),
-    ],
-)
-def test_what_a_trainer_of_the_store_has_not_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        gluon.Trainer(
-            optimizer="sgd", kvstore="gluonpar", **{"params": weights([[1.0]], 2), **options}
-        )
-
-
 class AdamW(mx.optimizer.Optimizer):
     """Leaves an update out if the scale is NaN or infinite, as GluonNLP's."""
 

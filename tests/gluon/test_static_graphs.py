@@ -19,7 +19,7 @@ APART_FIRST = [("a", 6), ("b", 6), ("ab", 6), ("a", 4), ("b", 6), ("ab", 6)]
 CALLED_TWICE = [("aa", 6), ("a", 6), ("aa", 6), ("a", 5), ("aa", 6)]
 
 
-def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
+def trained(heads_by_batch, k, hybridize, micro_batches):
     """Return the parameters after training body and heads by the batches."""
     ctx, rng = contexts(k), np.random.RandomState(0)
     net = nn.HybridSequential(prefix="")
@@ -32,40 +32,31 @@ def trained(trainer, heads_by_batch, k, hybridize, micro_batches=1):
     heads = {"a": OneHead(net[0], net[1]), "b": OneHead(net[0], net[2])}
     for head in heads.values():
         head.hybridize(**hybridize)
-    updates = trainer(params, "sgd", {"learning_rate": 0.05})
+    trainer = gluonpar.Trainer(params, "sgd", {"learning_rate": 0.05})
     for names, num_samples in heads_by_batch:
         for n in range(micro_batches):
             last = n == micro_batches - 1
             X = mx.nd.array(rng.normal(size=(num_samples, 3)))
-            with contextlib.nullcontext() if last else updates.no_sync():
+            with contextlib.nullcontext() if last else trainer.no_sync():
                 with autograd.record():
                     losses = [
                         sum(((heads[name](part) - 1) ** 2).sum(axis=1) for name in names)
                         for part in gluonpar.split_and_load(X, ctx)
                     ]
                 autograd.backward(losses)
-        updates.step(num_samples * micro_batches, ignore_stale_grad=True)
+        trainer.step(num_samples * micro_batches, ignore_stale_grad=True)
     return [param.data(ctx[0]).asnumpy() for param in params.values()]
 
 
-def check(trainer, batches, k, **options):
-    want = trained(trainer, batches, k, {}, **options)
-    got = trained(trainer, batches, k, STATIC, **options)
+@pytest.mark.parametrize(
+    "batches, k, micro_batches",
+    [
+        *((batches, k, 1) for batches in (SHARED, APART_FIRST) for k in (1, 2, 3)),
+        *((CALLED_TWICE, k, 1) for k in (1, 2)),
+        *((batches, 2, 2) for batches in (SHARED, APART_FIRST, CALLED_TWICE)),
+    ],
+)
+def test_blocks_that_share_a_layer_or_are_called_twice_in_some_batches(batches, k, micro_batches):
+    want, got = (trained(batches, k, mode, micro_batches) for mode in ({}, STATIC))
     for mine, expected in zip(got, want):
         assert np.linalg.norm(mine - expected) < 1e-5 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("batches", [SHARED, APART_FIRST])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_two_blocks_that_share_a_layer(k, batches):
-    check(gluonpar.Trainer, batches, k)
-
-
-@pytest.mark.parametrize("batches", [SHARED, APART_FIRST, CALLED_TWICE])
-def test_micro_batches(batches):
-    check(gluonpar.Trainer, batches, 2, micro_batches=2)
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_one_block_that_is_called_twice_in_some_batches(k):
-    check(gluonpar.Trainer, CALLED_TWICE, k)

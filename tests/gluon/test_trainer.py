@@ -195,32 +195,27 @@ def flatten(nest):
 
 MANY_WEIGHTS = """
 import gluonpar, mxnet as mx
-import sys
 
-net = mx.gluon.nn.Sequential()
-for _ in range(100):
-    net.add(mx.gluon.nn.Dense(2, in_units=2))
-net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
-options = {"learning_rate": 0.5, "momentum": 0.9}
-trainer = gluonpar.Trainer(net.collect_params(), sys.argv[1], options)
-for param in net.collect_params().values():
-    for value, grad in zip(param.list_data(), param.list_grad()):
-        grad[:] = 1
-        value._fresh_grad = True
-trainer.allreduce_grads()
-trainer.update(1)
-params = net.collect_params().values()
-print({float(value) for param in params for value in param.data(mx.cpu(1)).asnumpy().ravel()})
+for optimizer in ("sgd", "lars"):
+    net = mx.gluon.nn.Sequential()
+    for _ in range(100):
+        net.add(mx.gluon.nn.Dense(2, in_units=2))
+    net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+    options = {"learning_rate": 0.5, "momentum": 0.9}
+    trainer = gluonpar.Trainer(net.collect_params(), optimizer, options)
+    with mx.autograd.record():
+        losses = [sum(p.data(c).sum() for p in trainer._params) for c in (mx.cpu(0), mx.cpu(1))]
+    mx.autograd.backward(losses)
+    trainer.step(1)
+    arrays = [param.data(mx.cpu(1)).asnumpy() for param in trainer._params]
+    print(optimizer, {float(value) for array in arrays for value in array.ravel()})
 """
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
-def test_any_number_of_weights_may_be_updated_together(optimizer):
+def test_any_number_of_weights_may_be_updated_together():
     """MXNet's operators on several weights write beyond their memory if there are more than 60."""
     few, many = (
-        run_python(
-            MANY_WEIGHTS, optimizer, MXNET_OPTIMIZER_AGGREGATION_SIZE=number, MALLOC_PERTURB_="165"
-        )
+        run_python(MANY_WEIGHTS, MXNET_OPTIMIZER_AGGREGATION_SIZE=number, MALLOC_PERTURB_="165")
         for number in ("4", "200")
     )
-    assert many == few != ""
+    assert many == few and many.count("{") == 2

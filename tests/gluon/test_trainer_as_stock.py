@@ -45,20 +45,6 @@ def test_every_kvstore_of_one_process_sums(options):
     assert values(params) == [[[-2.0, -1.0]] * 2, [[-8.0]] * 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"kvstore": "dist_sync"}, "got 'dist_sync'.*mpirun"),
-        ({"kvstore": "horovod"}, "got 'horovod'"),
-        ({"update_on_kvstore": True}, "update_on_kvstore must be None.*gluon.Trainer"),
-        ({"compression_params": {"type": "2bit"}}, "2bit.*compression='fp16'"),
-    ],
-)
-def test_what_it_has_not_is_refused_with_what_to_write_instead(options, words):
-    with pytest.raises(ValueError, match=words):
-        Trainer(params_for(), "sgd", **options)
-
-
 @pytest.mark.parametrize("momentum", [0, 0.9])
 @pytest.mark.parametrize("wd", [0, 0.1])
 @pytest.mark.parametrize("clip", [None, 0.05])

@@ -1,5 +1,7 @@
 """What gluonpar.Trainer refuses: the error names the cause, and nothing has changed."""
 
+import functools
+
 import gluon_runs as runs
 import mxnet as mx
 import pytest
@@ -96,37 +98,56 @@ def with_sparse_weights():
     return embedding.collect_params()
 
 
-NO_PARAMETERS = "a list or dict of Parameters"
+TWICE = weights([[1.0]], 2) * 2
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "error", "words"),
+    ("params", "error", "words"),
     [
-        *((lambda x=x: x, {}, ValueError, NO_PARAMETERS) for x in (5, "text", [5], {"a": 5})),
         *(
-            (lambda none=none: none, {}, ValueError, "at least one Parameter, got none")
+            (x, ValueError, "a list or dict of Parameters")
+            for x in (5, "text", [5], {"a": 5}, TWICE[0])
+        ),
+        *(
+            (none, ValueError, "at least one Parameter, got none")
             for none in ([], {}, gluon.nn.Flatten().collect_params())
         ),
-        (lambda: weights([[1.0]], 1)[0], {}, ValueError, NO_PARAMETERS),
-        (lambda: weights([[1.0]], 2) * 2, {}, ValueError, "w0 is given more than once"),
-        (with_sparse_weights, {}, ValueError, "_weight must be dense.*got row_sparse with"),
-        (
-            lambda: [gluon.Parameter("w", shape=(1,))],
-            {},
-            RuntimeError,
-            "'w' has not been initialized",
-        ),
-        (lambda: weights([[1.0]], 2), {"algorithm": "magic"}, ValueError, "ring.*got 'magic'"),
-        (lambda: weights([[1.0]], 2), {"compression": "2bit"}, ValueError, "'fp16', got '2bit'"),
-        *(
-            (lambda: weights([[1.0]], 2), {"bucket_bytes": n}, ValueError, f"positive.*got {n}")
-            for n in (0, -1, 2.5)
-        ),
+        (with_sparse_weights(), ValueError, "_weight must be dense.*got row_sparse with"),
+        ([gluon.Parameter("w", shape=(1,))], RuntimeError, "'w' has not been initialized"),
     ],
 )
-def test_what_no_trainer_can_be_made_of_is_refused(make, options, error, words):
+def test_parameters_that_cannot_be_trained_are_refused(params, error, words):
     with pytest.raises(error, match=words):
-        Trainer(make(), **{"optimizer": "sgd", **options})
+        Trainer(params, "sgd")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kvstore": "dist_sync"}, "got 'dist_sync'.*mpirun"),
+        ({"kvstore": "horovod"}, "got 'horovod'"),
+        ({"algorithm": "magic"}, "ring.*got 'magic'"),
+        ({"compression": "2bit"}, "'fp16', got '2bit'"),
+        *(({"bucket_bytes": n}, f"positive.*got {n}") for n in (0, -1, 2.5)),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Trainer(weights([[1.0]], 2), "sgd", **options)
+
+
+@pytest.mark.parametrize("make", [Trainer, functools.partial(gluon.Trainer, kvstore="gluonpar")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"params": TWICE}, "w0 is given more than once"),
+        ({"update_on_kvstore": True}, "update_on_kvstore must be None.*gluon.Trainer"),
+        ({"compression_params": {"type": "2bit"}}, "2bit.*compression='fp16'"),
+    ],
+)
+def test_what_a_trainer_has_not_is_refused_whichever_way_it_is_made(make, options, words):
+    with pytest.raises(ValueError, match=words):
+        make(**{"params": weights([[1.0]], 2), "optimizer": "sgd", **options})
 
 
 def test_gradients_that_were_clipped_by_nan_are_left_out():

@@ -28,7 +28,11 @@ def test_numpy_testing_is_imported_before_mxnet():
 
 @pytest.mark.parametrize(
     ("variables", "printed"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [
+        ({}, "1000"),
+        pytest.param({"GOMP_SPINCOUNT": "7"}, "7", marks=pytest.mark.slow),
+        pytest.param({"OMP_WAIT_POLICY": "active"}, "None", marks=pytest.mark.slow),
+    ],
 )
 def test_openmps_threads_soon_sleep_unless_the_user_has_set_how_they_wait(variables, printed):
     done = python("import gluonpar, os; print(os.environ.get('GOMP_SPINCOUNT'))", **variables)

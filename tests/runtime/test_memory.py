@@ -116,20 +116,18 @@ def make(uses):
         gluonpar.allreduce_grads(copies)
 
 
-for i in range(4000):
-    make(i % 3)
-gc.collect()
-before = len(gc.get_objects())
-for i in range(4000):
-    make(i % 3)
-gc.collect()
-print(len(gc.get_objects()) - before)
+for _ in range(2):
+    for i in range(1500):
+        make(i % 3)
+    gc.collect()
+    print(len(gc.get_objects()))
 """
 
 
 def test_nothing_is_kept_of_copies_of_parameters_that_are_dropped():
-    """Whether they were used, or summed, or neither; the tape keeps some 2,000 recordings."""
-    assert int(run_python(BEFORE + COPIES, "0")) < 10_000  # of 8,000 copies
+    """Whether they were used, or summed, or neither; the tape keeps the last recordings."""
+    before, after = map(int, run_python(BEFORE + COPIES, "0").split())
+    assert after - before < 5_000  # of 3,000 copies
 
 
 # On context 0 a function waits, and 100 sums wait for it; then there is a sum on context 1. What is
@@ -184,13 +182,12 @@ READ = "import ctypes; print(ctypes.CDLL(None).getenv(b'MXNET_CPU_TEMP_COPY') or
 @pytest.mark.parametrize(
     ("first", "then", "variables", "printed"),
     [
-        ("", BOTH, {}, "False True\n"),
+        ("", BOTH + READ, {}, "False True\nNone\n"),
         (LATE, BOTH, {"GOMP_SPINCOUNT": None}, "False True\n"),
         ("", ON_A_THREAD, {}, "True\n"),
         ("", BOTH, {"MXNET_CPU_TEMP_COPY": "7"}, "False False\n"),
-        ("", BOTH + READ, {}, "False True\nNone\n"),
     ],
-    ids=["import", "after operators", "another thread", "set by the user", "environment"],
+    ids=["import", "after operators", "another thread", "set by the user"],
 )
 def test_contexts_share_workspaces_until_gluonpar_is_given_several(first, then, variables, printed):
     done = end_python(PROGRAM.format(first=first, then=then), **variables)

@@ -28,6 +28,28 @@ def on_another_thread(function, *arguments):
     return THREAD.submit(function, *arguments).result()
 
 
+def backward(losses, way):
+    """Call backward, in one of WAYS, of the devices' losses, which are all recorded."""
+    if way == "one backward":
+        autograd.backward(losses)
+        return
+    for each in losses[::-1] if way == "the last device first" else losses:
+        each.backward()
+
+
+def differentiate(loss, shards, way):
+    """Compute the loss of each shard, and call backward, in one of WAYS."""
+    if way == "a loop":
+        for shard in shards:
+            with autograd.record():
+                losses = loss(shard)
+            losses.backward()
+    elif shards:
+        with autograd.record():
+            losses = [loss(shard) for shard in shards]
+        backward(losses, way)
+
+
 class Shard(NamedTuple):
     """A device's samples, the losses of both heads, of "a" and of "b", and the weights there."""
 

@@ -4,8 +4,7 @@ import itertools
 
 import mxnet as mx
 import numpy as np
-from batch_passes import Shard, call
-from mxnet import autograd
+from batch_passes import Shard, call, differentiate
 
 import gluonpar
 
@@ -61,20 +60,8 @@ class Hand:
         shards = self.shards(X, params, order)
         if isinstance(way, tuple):
             call(shards, way, order)
-            return
-        if way == "a loop":
-            for shard in shards:
-                with autograd.record():
-                    losses = shard.losses[heads](shard.X)
-                losses.backward()
-            return
-        with autograd.record():
-            losses = [shard.losses[heads](shard.X) for shard in shards]
-        if way == "one backward" and losses:
-            autograd.backward(losses)
-            return
-        for each in losses[::-1] if way == "the last device first" else losses:
-            each.backward()
+        else:
+            differentiate(lambda shard: shard.losses[heads](shard.X), shards, way)
 
     def train_batch(self, X, n, heads, order):
         def model(X, params):

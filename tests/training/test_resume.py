@@ -199,29 +199,38 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path):
     assert len(list((tmp_path / "killed").glob("*.npz"))) == 3
 
 
+THREE_EPOCHS = ("--limit", "240", "--epochs", "3", "--save-dir")
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The parameters' file of a run of three epochs by the script."""
+    folder = tmp_path_factory.mktemp("whole")
+    out, err = start(*THREE_EPOCHS, str(folder)).communicate()
+    assert "test acc: " in out, err
+    return (folder / "lenet-epoch-0003.params").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("number", "code", "says"),
     [(signal.SIGTERM, 143, "ended by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
 )
 def test_a_signal_ends_a_run_with_its_code_and_the_checkpoint_to_resume(
-    number, code, says, tmp_path
+    number, code, says, tmp_path, never_stopped
 ):
     """After SIGTERM it is of the last step, after Ctrl-C of the last epoch."""
-    arguments = ("--limit", "240", "--epochs", "3", "--save-dir")
-    out, err = start(*arguments, str(tmp_path / "whole")).communicate()
-    assert "test acc: " in out, err
-    process = start(*arguments, str(tmp_path / "ended"))
+    arguments = (*THREE_EPOCHS, str(tmp_path))
+    process = start(*arguments)
     after_batches(process, 37)
     process.send_signal(number)
     _, err = process.communicate()
-    newest = max(map(str, (tmp_path / "ended").glob("*.npz")))
+    newest = max(map(str, tmp_path.glob("*.npz")))
     assert (process.returncode, "batch" in newest) == (code, number == signal.SIGTERM), err
     assert err.strip() == f"train_lenet.py: {says}; --resume continues from {newest}"
-    assert {path.suffix for path in (tmp_path / "ended").iterdir()} == {".params", ".npz"}
-    out, _ = start(*arguments, str(tmp_path / "ended"), "--resume").communicate()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".params", ".npz"}
+    out, _ = start(*arguments, "--resume").communicate()
     assert f"resumed: {newest}, epoch " in out
-    name = "lenet-epoch-0003.params"
-    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "ended" / name).read_bytes()
+    assert (tmp_path / "lenet-epoch-0003.params").read_bytes() == never_stopped
 
 
 @pytest.mark.slow

@@ -1,30 +1,48 @@
-"""Train operators with gluonpar.Trainer, and compare with gluon.Trainer on one device.
+"""Train every operator of MXNet with gluonpar.Trainer, and compare with gluon.Trainer.
 
-    echo '["sin", 0, "static", "write"]' | python tests/support/operator_sweep.py
+    python tools/operator_sweep.py               # all of operator_table.py: some minutes
+    python tools/operator_sweep.py sin _npi_det  # these
 
-trains the cases on standard input: name, number of the case, form and ``grad_req``. It
-prints a line of JSON after each, so that the case that ends the process can be told.
+``gluonpar`` relies on what it finds: every gradient is an array of its own, because some operators
+cannot write into views, and ``no_sync`` does without ``grad_req='add'``, with which some overwrite
+gradients. Run it after a change to how gradients are stored, read or added up.
+
+Each operator alone writes the gradients of a Block's Parameters, whatever way it has of doing it:
+operators in C++ and of oneDNN, written to and added to, called one by one and from static graphs.
+On one device the result must have the same bits, on two it must be the same to rounding. Operators
+may crash, so they are trained in other processes; those read cases from standard input: name,
+number of the case, form and ``grad_req``.
 """
 
 # ruff: noqa: I001
 import gluonpar
 
+import argparse
+import concurrent.futures
 import json
+import os
+import subprocess
 import sys
 import traceback
 
 import mxnet as mx
 import numpy as np
 import operator_table
-from gluon_runs import STATIC, stock_trainer
 from mxnet import autograd, gluon
 from operator_table import C, P
 
-FORMS = {"imperative": None, "hybridized": {}, "static": STATIC}
+FORMS = {
+    "imperative": None,
+    "hybridized": {},
+    "static": {"static_alloc": True, "static_shape": True},
+}
 STEPS, LEARNING_RATE = 2, 0.0625
 # The gradients of outputs are these multiples of the same numbers. Their sum is 1, so two devices'
 # gradients add up to those of one device to the bit, if backward is linear.
 HEADS = {1: [1.0], 2: [2.0, -1.0]}
+SECONDS = 600  # for one process, whose cases take milliseconds; one that crashes may hang
+TOGETHER = 400  # cases in one process
+JOBS = 2
 
 
 class Alone(gluon.HybridBlock):
@@ -47,6 +65,7 @@ class Alone(gluon.HybridBlock):
                 param.grad_req = grad_req
 
     def hybrid_forward(self, F, x, lead, **inputs):
+        """Return the outputs, and of the first Parameter what is linear in it."""
         outputs = self.case.call(F, *(inputs[f"x{i}"] for i in range(len(inputs))))
         if not isinstance(outputs, (list, tuple)):
             outputs = [*outputs] if type(outputs) is mx.sym.Symbol else [outputs]
@@ -55,6 +74,7 @@ class Alone(gluon.HybridBlock):
 
 
 def values(given, number):
+    """Return the array of an input, which is a ``P`` or ``C``."""
     if isinstance(given, C):
         return np.asarray(given.values, given.dtype)
     if given.values is not None:
@@ -64,7 +84,7 @@ def values(given, number):
 
 
 def function(F, name):
-    """The operator ``name`` in ``mx.nd`` or ``mx.sym``."""
+    """Return the operator ``name`` in ``mx.nd`` or ``mx.sym``."""
     for prefix, room in (
         *(("_npi_", F.numpy._internal), ("_npx_", F.numpy_extension._op), ("_np_", F.numpy._op)),
         *(("_contrib_", F.contrib), ("_linalg_", F.linalg), ("_sparse_", F.sparse)),
@@ -76,11 +96,16 @@ def function(F, name):
 
 
 def direct(name, case):
-    """A call of the operator with its inputs by name, or by position if their number varies."""
+    """Return a call of it with its inputs by name, or by position if their number varies."""
     arrays, _ = operator_table.arguments(name)
     if any("[]" in kind for kind in arrays.values()):
         return lambda F, *inputs: function(F, name)(*inputs, **case.attributes)
     return lambda F, *inputs: function(F, name)(**dict(zip(arrays, inputs)), **case.attributes)
+
+
+def stock(*args):
+    """Make MXNet's own Trainer, which is compared with."""
+    return gluon.Trainer(*args, kvstore=None)
 
 
 def train(kind, devices, case, form, grad_req):
@@ -109,6 +134,7 @@ def train(kind, devices, case, form, grad_req):
 
 
 def result(net, device=0):
+    """Return the values of what is trained, by name."""
     return {
         name[len("net_") :]: param.list_data()[device].asnumpy()
         for name, param in net.collect_params().items()
@@ -120,7 +146,7 @@ def compare(case, form, grad_req):
     """Return what is wrong, or None."""
     before = result(network(case, grad_req, "imperative", [mx.cpu()]))
     try:
-        want = result(train(stock_trainer, 1, case, form, grad_req))
+        want = result(train(stock, 1, case, form, grad_req))
     except Exception as error:
         raise RuntimeError(f"stock: {error}") from error
     moved = [name for name in want if (want[name] != before[name]).any()]
@@ -140,7 +166,7 @@ def compare(case, form, grad_req):
 
 
 def network(case, grad_req, form, ctx):
-    """The Block of a case, hybridized, with its values on ``ctx``."""
+    """Return the Block of a case, hybridized, with its values on ``ctx``."""
     mx.random.seed(0)
     np.random.seed(0)
     array = mx.np.array if case.numpy else mx.nd.array
@@ -156,12 +182,13 @@ def network(case, grad_req, form, ctx):
 
 
 def find(name, number):
-    """A case, with how it is called."""
+    """Return a case, with how it is called."""
     case = operator_table.RECIPES[name][number]
     return case if case.call else case._replace(call=direct(name, case))
 
 
-def main():
+def train_given():
+    """Train the cases on standard input, and print what is wrong with each, or null, as JSON."""
     for key in map(json.loads, sys.stdin):
         name, number, form, grad_req = key
         try:
@@ -176,5 +203,48 @@ def main():
         print(json.dumps({"case": key, "wrong": wrong}), flush=True)
 
 
+def trained_by_one(keys):
+    """Return what one process found until its end, which is the result of the case it was at."""
+    text = "".join(f"{json.dumps(key)}\n" for key in keys)
+    options = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
+    try:
+        command = [sys.executable, __file__, "--stdin"]
+        done = subprocess.run(command, input=text, timeout=SECONDS, **options)
+        output, how = done.stdout, f"ended with {done.returncode}: {done.stderr[-500:]}"
+    except subprocess.TimeoutExpired as stopped:
+        output, how = (stopped.stdout or b"").decode(), "stood still"
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    results = {tuple(one["case"]): one["wrong"] for one in found}
+    if len(results) < len(keys):
+        results[keys[len(results)]] = f"the process {how}"
+    return results
+
+
+def trained(keys):
+    """Train the cases in as many processes as it takes: another one after each that crashes."""
+    results = {}
+    while len(results) < len(keys):
+        results.update(trained_by_one([key for key in keys if key not in results]))
+    return results
+
+
+def main():
+    """Print what is wrong, and return how many cases are."""
+    parser = argparse.ArgumentParser(description="Train operators with gluonpar.Trainer.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="operators; default: all")
+    parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stdin:
+        train_given()
+        return 0
+    keys = [key for key in operator_table.keys() if key[0] in (options.names or [key[0]])]
+    groups = [keys[i : i + TOGETHER] for i in range(0, len(keys), TOGETHER)]
+    with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+        found = [each for results in pool.map(trained, groups) for each in results.items()]
+    wrong = [f"{' '.join(map(str, key))}: {wrong}" for key, wrong in found if wrong]
+    print(*wrong, f"{len(found)} cases, {len(wrong)} wrong", sep="\n")
+    return len(wrong)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(bool(main()))

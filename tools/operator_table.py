@@ -286,7 +286,7 @@ op("_npi_pareto _npi_weibull", SCALE, a=None, size=None)
 # --- Control flow and operators in Python ---------------------------------------------------------
 
 
-class Doubled(mx.operator.CustomOp):
+class _Doubled(mx.operator.CustomOp):
     def forward(self, is_train, req, in_data, out_data, aux):
         self.assign(out_data[0], req[0], 2 * in_data[0])
 
@@ -300,10 +300,10 @@ class _DoubledProperties(mx.operator.CustomOpProp):
         super().__init__(need_top_grad=True)
 
     def create_operator(self, ctx, shapes, dtypes):
-        return Doubled()
+        return _Doubled()
 
 
-class Tripled(mx.autograd.Function):
+class _Tripled(mx.autograd.Function):
     def forward(self, x):
         return 3 * x
 
@@ -312,7 +312,7 @@ class Tripled(mx.autograd.Function):
 
 
 op("Custom", P(), call=lambda F, x: F.Custom(x, op_type="sweep_doubled"))
-op("_CustomFunction", P(), call=lambda F, x: Tripled()(x), forms=IMPERATIVE,
+op("_CustomFunction", P(), call=lambda F, x: _Tripled()(x), forms=IMPERATIVE,
    grad_reqs=WRITE)  # fmt: skip
 op("_foreach", P((4, 3)), P((3,)), call=lambda F, x, s: F.contrib.foreach(
    lambda row, state: (row * state, row + state), x, s)[0], forms=DYNAMIC)  # fmt: skip
