@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from types import MappingProxyType
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -67,7 +67,7 @@ def allreduce_rows(
     if job is None:
         return
     shape, dtype, _ = memory.kind(array)
-    meeting = Meeting(job, f"{name} of rows of {shape} {dtype}")
+    call, facts = f"{name} of rows of {shape} {dtype}", job.with_noted({})
     on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
 
     def run() -> None:
@@ -75,7 +75,8 @@ def allreduce_rows(
         if num_devices is not None:
             rows = rows.astype("float32" if dtype == np.float16 else "float64") * num_devices
         how = indices, rows, compression == "fp16", num_devices or 1
-        union, total, number = meeting.run(lambda: mpi_sums.allreduce_rows(job, *how))
+        gathered = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how), facts)
+        union, total, number = gathered
         total = total if num_devices is None else total / number
         memory.write_rows(on_host, union, total.astype(dtype, copy=False))
 
@@ -162,14 +163,14 @@ class PendingGather:
         if job is None:
             return
         self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
-        meeting = Meeting(job, name, **compared)
+        compared["facts"] = job.with_noted(compared.get("facts", {}))
 
         def run() -> None:
-            self.values = meeting.run(lambda: job.comm.allgather(value))
+            self.values = _run(job, name, lambda: job.comm.allgather(value), **compared)
             if check is not None:
                 check(self.values)
 
-        _push_operator("gather", run, [self._known], meeting.reads)
+        _push_operator("gather", run, [self._known], compared.get("arrays", {}).values())
 
     def wait(self) -> list:
         """Return the values by rank, when this collective has run.
@@ -203,8 +204,8 @@ def check_equal_async(
     """
     job = world()
     if job is not None:
-        meeting = Meeting(job, name, facts, arrays, has_changed)
-        _push_operator("check", meeting.run, [], meeting.reads)
+        how = job, name, lambda: None, job.with_noted(facts), arrays, has_changed
+        _push_operator("check", functools.partial(_run, *how), [], arrays.values())
 
 
 def note(facts: Facts) -> None:
@@ -251,16 +252,17 @@ def _push(
     arrays = [array for array in arrays if array.size]
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays}):
         some = [array for array in arrays if np.dtype(array.dtype) == dtype]
-        meeting = Meeting(job, f"{name} of {dtype}", facts)
-        meeting.shown = f"{name} of {sum(array.size for array in some):,} {dtype}"
+        shown = f"{name} of {sum(array.size for array in some):,} {dtype}"
+        meet = functools.partial(_run, job, facts=job.with_noted(facts), shown=shown)
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
             sum_up = functools.partial(nccl.sum_over_ranks, some, job.comm)
-            meeting.call += " by NCCL"
-            _push_operator(name, functools.partial(meeting.run, sum_up), some)
+            meet = functools.partial(meet, f"{name} of {dtype} by NCCL", sum_up)
+            _push_operator(name, meet, some)
             continue
         with _staged(some, dtype) if any(on_gpus) else contextlib.nullcontext(some) as on_host:
-            run_flat = functools.partial(_run_flat, meeting, run, on_host)
+            meet = functools.partial(meet, f"{name} of {dtype}")
+            run_flat = functools.partial(_run_flat, meet, functools.partial(run, job), on_host)
             _push_operator(name, run_flat, on_host)
 
 
@@ -284,10 +286,10 @@ def _push_operator(
     name: str,
     function: Callable[[], None],
     writes: Sequence[mx.nd.NDArray],
-    reads: Sequence[mx.nd.NDArray] = (),
+    reads: Iterable[mx.nd.NDArray] = (),
 ) -> None:
     how: dict[str, Any] = {"name": f"gluonpar.cluster.{name}", "prioritized": True}
-    engine.push(function, mx.cpu(0), reads=reads, writes=[*writes, _marker()], **how)
+    engine.push(function, mx.cpu(0), reads=[*reads], writes=[*writes, _marker()], **how)
 
 
 def _pieces(flat: np.ndarray) -> list[np.ndarray]:
@@ -301,10 +303,10 @@ def _broadcast(job: World, flat: np.ndarray, root: int) -> None:
         job.comm.Bcast(piece.view("u1"), root)
 
 
-def _run_flat(meeting: Meeting, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
+def _run_flat(meet: Callable, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
     views = [memory.view(array) for array in arrays]
     flat = views[0] if len(views) == 1 else np.concatenate(views)
-    meeting.run(lambda: run(meeting.job, flat))
+    meet(lambda: run(flat))
     if len(views) > 1:
         for view, part in zip(views, np.split(flat, np.cumsum([view.size for view in views]))):
             np.copyto(view, part)
@@ -316,54 +318,40 @@ def _wait(call: str, alone: Any, function: Callable[[World], Any]) -> Any:
     if job is None:
         return alone
     _marker().wait_to_read()
-    return Meeting(job, call).run(lambda: function(job))
+    return _run(job, call, lambda: function(job), job.with_noted({}))
 
 
-class Meeting:
-    """A collective: all ranks call the same, with the same facts.
+def _run(
+    job: World,
+    call: str,
+    function: Callable[[], Any],
+    facts: Facts,
+    arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
+    has_changed: bool = False,
+    shown: str = "",
+) -> Any:
+    """Return ``function()``, which calls MPI, when all ranks are here with this call and facts.
 
-    With these it compares what has been noted when it is made (:func:`note`), and ``arrays`` if any
-    rank ``has_changed`` some; an operator that runs it must read these. ``shown`` is what a line on
-    stderr calls it while ranks wait for others.
+    If a rank ``has_changed`` arrays, all compare their bits. Lines on stderr name the call as
+    ``shown`` while ranks wait for others.
     """
 
-    def __init__(
-        self,
-        job: World,
-        call: str,
-        facts: Facts | None = None,
-        arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
-        has_changed: bool = False,
-    ) -> None:
-        self.job, self.call, self.shown = job, call, call
-        self._facts = {**(facts or {}), **job.take_noted()}
-        self._arrays, self._has_changed = arrays, has_changed
+    def facts_and_bits() -> Facts:
+        return {**facts, **{f"{name} (checksum)": memory.checksum(arrays[name]) for name in arrays}}
 
-    @property
-    def reads(self) -> list[mx.nd.NDArray]:
-        """The arrays that may be compared."""
-        return [*self._arrays.values()]
-
-    def _facts_and_bits(self) -> Facts:
-        bits = {f"{name} (checksum)": memory.checksum(self._arrays[name]) for name in self._arrays}
-        return {**self._facts, **bits}
-
-    def run(self, function: Callable[[], Any] = lambda: None) -> Any:
-        """Return ``function()``, which calls MPI, when all ranks are here."""
-        job, facts = self.job, self._facts_and_bits() if self._has_changed else self._facts
-        with job.detector.operation(self.shown) as number:
-            given = job.meet(number, self.call, facts, self.shown)
-            with job.mpi_lock:
-                calls = {call for call, *_ in given}
-                if len(calls) == 1:  # ranks that have changed nothing have not given the bits
-                    compare(job.comm.allgather(self._facts_and_bits()), self.call)
-                if len(calls) < 2:
-                    return function()
-        listed = "; ".join(f"rank {number}: {shown}" for number, (*_, shown) in enumerate(given))
-        raise RuntimeError(
-            f"the ranks differ in operation {number}: {listed}. All must call the same "
-            "collectives, with the same op, in the same order, on arrays of equal shapes and dtypes"
-        )
+    with job.detector.operation(shown or call) as number:
+        given = job.meet(number, call, facts_and_bits() if has_changed else facts, shown or call)
+        with job.mpi_lock:
+            if len({call for call, *_ in given}) == 1:  # some ranks may not have given the bits
+                compare(job.comm.allgather(facts_and_bits()), call)
+                given = []
+            if not given:
+                return function()
+    listed = "; ".join(f"rank {i}: {theirs}" for i, (*_, theirs) in enumerate(given))
+    raise RuntimeError(
+        f"the ranks differ in operation {number}: {listed}. All must call the same "
+        "collectives, with the same op, in the same order, on arrays of equal shapes and dtypes"
+    )
 
 
 _numbers: list[tuple[int, int]] = []  # by rank, once known: see device_threads.number_from

@@ -112,7 +112,7 @@ class World:
 
         def meet() -> None:
             with self.detector.operation(failures.ENDED) as number:
-                given = self.meet(number, failures.ENDED, self.take_noted(), failures.ENDED)
+                given = self.meet(number, failures.ENDED, self.with_noted({}), failures.ENDED)
             try:
                 compare([facts for _, facts, _ in given] or [{}], "the last update")
             except ValueError as error:
@@ -123,14 +123,15 @@ class World:
         self.detector.stop()
 
     def note(self, facts: Facts) -> None:
-        """Keep facts for the next :meth:`take_noted`; of several of one name, all."""
+        """Keep facts for the next :meth:`with_noted`; of several of one name, all."""
         for name, value in facts.items():
             self._noted.setdefault(name, []).append(value)
 
-    def take_noted(self) -> Facts:
-        """Return the facts that have been noted since the last call."""
+    def with_noted(self, facts: Facts) -> Facts:
+        """Return ``facts``, and those that have been noted since the last call."""
         noted, self._noted = self._noted, {}
-        return {name: values[0] if len(values) == 1 else values for name, values in noted.items()}
+        several = {name: each[0] if len(each) == 1 else each for name, each in noted.items()}
+        return {**facts, **several}
 
     def meet(
         self, number: int, call: str, facts: Facts, shown: str

@@ -116,7 +116,7 @@ class Trainer(gluon.Trainer):
         # Before the first forward: it shares out threads.
         Exchange(self._contexts, **self.__options)
         update.check_draws_nothing(self._optimizer, cluster.size())
-        self.__identity = consistency.Identity(self, self.__in_order)
+        self.__identity = consistency.Identity(self.__in_order)
         if self.__identity.name:
             first.note = self.__note
         self.__grads = gradients.adopt(self._params)
@@ -134,10 +134,11 @@ class Trainer(gluon.Trainer):
         """
         work = self.__begun()
         batch_size = self.__told(optim.check_batch_size(batch_size))
-        compared = self.__compared(batch_size=batch_size)
+        compared = self.__identity.compared(batch_size=batch_size)
         halves = (self._allreduce_grads, Trainer._allreduce_grads), (self._update, Trainer._update)
         if any(getattr(own, "__func__", None) is not ours for own, ours in halves):
-            cluster.check_equal_async(name=self.__identity.name, **compared)
+            if compared:
+                cluster.check_equal_async(name=self.__identity.name, **compared)
             self._allreduce_grads()
             self._update(ignore_stale_grad)
             return
@@ -173,7 +174,7 @@ class Trainer(gluon.Trainer):
     def _allreduce_grads(self) -> None:
         """The method that programs override or call in ``gluon.Trainer``."""
         work = self.__begun()
-        work.sum(work.parts(ignore_stale_grad=True, **self.__compared()))
+        work.sum(work.parts(ignore_stale_grad=True, **self.__identity.compared()))
 
     @_not_recorded
     def _update(self, ignore_stale_grad: bool = False) -> None:
@@ -292,15 +293,12 @@ class Trainer(gluon.Trainer):
             gradients.tell_samples(self.__grads, batch_size)
         return batch_size
 
-    def __compared(self, **facts: Any) -> dict[str, Any]:
-        """Return what ranks compare before a sum: these facts, and those of this Trainer."""
-        return {"facts": self.__identity.facts(**facts), **self.__identity.arrays()}
-
     def __note(self, indices: Sequence[int], used: used_numbers.Numbers) -> None:
         self.__identity.note([self._params[i] for i in indices], used)
 
     def __compare(self) -> None:
-        self.__identity.check(**self.__options, bucket_bytes=self.__bucket_bytes)
+        optimizer, bucket_bytes = type(self._optimizer).__name__, self.__bucket_bytes
+        self.__identity.check(optimizer=optimizer, bucket_bytes=bucket_bytes, **self.__options)
 
     def __begun(self) -> Step:
         """Return the steps, made anew after parameters have changed in kind.

@@ -49,6 +49,24 @@ def noted() -> Iterator[Numbers]:
                 register._imperative_invoke, mx.nd.NDArray._sync_copyfrom = _call, _copy
 
 
+def by_name(used: Numbers, num_arrays: int) -> dict[str, list]:
+    """Return the numbers by the parameter's name, one per array that was updated by them.
+
+    Several arrays may be updated by one operator, or by some, in which ``lrs`` has one number per
+    array, and ``momentum`` one for all.
+    """
+    found: dict[str, list] = {}
+    for name, value in used:
+        is_list = isinstance(value, (list, tuple))
+        values = found.setdefault(name.rstrip("s") if is_list else name, [])
+        values.extend(value if is_list else [value])
+    for name, values in found.items():
+        if len(values) != num_arrays:
+            different = [*dict.fromkeys(values)]
+            found[name] = [different[0] if len(different) == 1 else different] * num_arrays
+    return found
+
+
 def _noted_call(handle: Any, arrays: Any, names: Any, values: Any, *rest: Any) -> Any:
     if _this_thread.noted is not None:
         _this_thread.noted += [
