@@ -62,13 +62,16 @@ def train_batch(
             "device_params must have gradients that backward overwrites (grad_req='write'), got "
             "some to which it adds; call allreduce_grads and sgd instead"
         )
-    cluster.check_equal_async({"lr": lr, "algorithm": algorithm, "batch_size": batch_size})
+    facts = {"lr": lr, "algorithm": algorithm, "batch_size": batch_size}
+    cluster.check_equal_async(facts, **of_params.compared())
 
     # Split: shard i of the batch goes to device i.
     shards, num_samples = sharding.split((X, y), contexts, weights=weights)
     # Unless the total is given, the ranks exchange their numbers while the devices compute.
     with cluster.local() if batch_size else contextlib.nullcontext():
         of_ranks = cluster.PendingGather(batch_size or num_samples, "samples")
+    if not num_samples and not sum(of_ranks.wait()):
+        raise ValueError("X must hold at least 1 sample on one of the ranks, got 0 on all")
 
     # Forward: every device computes the losses of its shard.
     with autograd.record():
@@ -99,7 +102,8 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     ``device_params[i]`` are the parameters on one device (:func:`get_params`, or the arrays of a
     Gluon network). The arrays at one index are copies of each other: of one shape and dtype, with
     gradients on all devices or on none. Gradients may be row_sparse. In a job of several processes
-    the sum is over the devices of all of them, and all must call this.
+    the sum is over the devices of all of them, and all must call this. In its first call for these
+    parameters ranks that have other values are an error, raised later, that names one.
 
     A gradient that backward has not written since the last call counts as zero: with fewer samples
     than devices some devices run no backward, and still have the sum of the batch before. Of a
@@ -134,7 +138,8 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     trained = replicas.check(device_params, contexts, row_sparse=True)
     exchange, of_params = Exchange(contexts), gradients.of(device_params)
     size = exchange.num_processes
-    counting, on_some_rank = gradients.summands(of_params.records, size, "allreduce_grads")
+    of = of_params.records, size, "allreduce_grads"
+    counting, on_some_rank = gradients.summands(*of, **of_params.compared())
     buckets = replicas.buckets(trained, of_params.select(counting))
     heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():

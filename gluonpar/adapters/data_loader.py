@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+import zlib
 from typing import Any, Callable, Iterator
 
 import mxnet as mx
@@ -11,7 +13,11 @@ from mxnet import gluon
 from mxnet.gluon.data import dataloader
 
 from gluonpar import cluster
+from gluonpar.runtime import memory
 from gluonpar.sharding import NESTS, items, rebuild, share_of_batch
+
+# A sampler is taken for endless after this many times the dataset, or a dataset of this size.
+_MOST_TIMES, _FEW_SAMPLES = 10, 100_000
 
 
 class DataLoader(gluon.data.DataLoader):
@@ -30,9 +36,11 @@ class DataLoader(gluon.data.DataLoader):
 
     All ranks must make and iterate it together: they exchange the order of an epoch when MXNet
     draws it, with ``num_workers`` already when the DataLoader is made, unless ``auto_reload`` is
-    False. Samplers must be finite. Raises ValueError on all ranks if their datasets differ in
-    length; ranks that have data of their own use ``gluon.data.DataLoader``. A DataLoader that is
-    made inside ``cluster.local()`` loads all of every batch.
+    False. Raises ValueError on all ranks if their datasets differ in length, or if a sampler of
+    your own draws other samples on each rank, as one of a rank's part does (it must draw from the
+    whole dataset); ranks that have data of their own use ``gluon.data.DataLoader``. Also for a
+    sampler that does not end. A DataLoader that is made inside ``cluster.local()`` loads all of
+    every batch.
 
     >>> loader = DataLoader(np.arange(5), batch_size=3)
     >>> [(batch.asnumpy().tolist(), loader.num_samples) for batch in loader]
@@ -54,7 +62,8 @@ class DataLoader(gluon.data.DataLoader):
     ) -> None:
         # Once for its checks and its sampler, and again with ours, and with workers.
         super().__init__(dataset, batch_size, shuffle, sampler, last_batch, batch_sampler)
-        parts = _Parts(self._batch_sampler, len(dataset))
+        own = getattr(batch_sampler, "_sampler", batch_sampler) or sampler
+        parts = _Parts(self._batch_sampler, len(dataset), own)
         if batchify_fn is None:
             by_workers = dataloader.default_mp_batchify_fn
             batchify_fn = by_workers if num_workers > 0 else dataloader.default_batchify_fn
@@ -73,8 +82,10 @@ class _Parts:
     It has the number of samples on all ranks, the indices of this rank's, and that of any sample.
     """
 
-    def __init__(self, batches: Any, length: int) -> None:
+    def __init__(self, batches: Any, length: int, sampler: Any) -> None:
         self._batches, self._length, self._cluster_scope = batches, length, cluster.scope()
+        is_of_mxnet = sampler is None or type(sampler).__module__.startswith("mxnet.")
+        self._sampler = None if is_of_mxnet else type(sampler).__name__  # MXNet's draw from all
         self._share = share_of_batch()
 
     def __len__(self) -> int:
@@ -89,12 +100,30 @@ class _Parts:
         if cluster.size() == 1:
             return map(list, self._batches)
         # On all ranks, so that their random generators go on alike.
-        own = [[int(i) if isinstance(i, np.integer) else i for i in b] for b in self._batches]
-        lengths, drawn = zip(*cluster.gather((self._length, own if cluster.is_main() else None)))
+        own, num_drawn = [], 0
+        for batch in self._batches:
+            own.append([int(i) if isinstance(i, np.integer) else i for i in batch])
+            num_drawn += len(batch)
+            if num_drawn > _MOST_TIMES * max(self._length, _FEW_SAMPLES):
+                raise ValueError(
+                    "in a job of several processes a sampler must end; after "
+                    f"{num_drawn:,} samples of a dataset of {self._length:,} one has not"
+                )
+        of_all = sorted(map(repr, itertools.chain(*own))) if self._sampler else []
+        samples = zlib.crc32(repr(of_all).encode())
+        mine = self._length, samples, own if cluster.is_main() else None
+        lengths, of_ranks, drawn = zip(*cluster.gather(mine))
         if len({*lengths}) > 1:
             raise ValueError(
                 f"all ranks must load from the same dataset, got lengths {list(lengths)}, by rank; "
                 "if each has data of its own, use gluon.data.DataLoader"
+            )
+        if len({*of_ranks}) > 1:
+            other = next(i for i, number in enumerate(of_ranks) if number != of_ranks[0])
+            raise ValueError(
+                f"sampler {self._sampler} draws other samples on rank {other} than on rank 0; it "
+                "must draw from the whole dataset, alike on all ranks (np.random.seed), as each "
+                "rank loads its part of every batch; leave it out, or use gluon.data.DataLoader"
             )
         return iter(drawn[0])
 
@@ -130,6 +159,6 @@ def _without_samples(batch: Any, larger: Any) -> Any:
     shape = [n if n == more else 0 for n, more in zip(batch.shape, larger.shape)]
     if isinstance(batch, np.ndarray):
         return np.empty(shape, batch.dtype)
-    with mx.util.np_shape(True):
+    with memory.any_shape():
         empty = mx.nd.empty(tuple(shape), batch.context, batch.dtype)
     return empty.as_np_ndarray() if isinstance(batch, mx.np.ndarray) else empty

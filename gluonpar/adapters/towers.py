@@ -14,7 +14,7 @@ from gluonpar.gluon import check_draws_nothing, consistency
 from gluonpar.gluon.update import Updater
 from gluonpar.optim import check_lr, sgd
 from gluonpar.replicas import get_params
-from gluonpar.runtime import devices, interrupts, private_fields
+from gluonpar.runtime import devices, interrupts, memory, private_fields
 from gluonpar.sharding import num_samples, split_and_load
 from gluonpar.tasks import all_devices
 
@@ -212,7 +212,7 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
         different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
         dtype, _ = operations.check_list(different, f"the towers' gradients of variable {j}")
         operations.check_op("mean", dtype)
-    with autograd.pause(), mx.util.np_shape(True):
+    with autograd.pause(), memory.any_shape():
         means = [grads[0].copy() for grads in lists]
     if lists:
         sums = [[mean, *grads[1:]] for mean, grads in zip(means, lists)]

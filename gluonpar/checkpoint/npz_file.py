@@ -14,7 +14,10 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import os
+import struct
+import zipfile
 from typing import Any
 
 import mxnet as mx
@@ -47,14 +50,58 @@ def write(path: str | os.PathLike, header: Any) -> None:
         file.write(buffer.getbuffer())
 
 
-def read(content: bytes) -> tuple[Any, dict[int, np.ndarray]]:
-    """Return header and arrays, by number, of a file's content; any exception if it is damaged."""
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:  # noqa: TID251
-        damaged = file.zip.testzip()
+def read(content: Any) -> tuple[Any, dict[int, np.ndarray]]:
+    """Return header and arrays, by number, of a file's content; any exception if it is damaged.
+
+    ``content`` is bytes, or another buffer; the arrays are views of it.
+    """
+    with zipfile.ZipFile(io.BufferedReader(_Memory(content))) as file:
+        damaged = file.testzip()
         if damaged is not None:
             raise ValueError(f"it is damaged: {damaged} does not have its CRC-32")
-        arrays = {i: file[str(i)] for i in range(len(file.files) - 1)}
-        return json.loads(file["header"].tobytes()), arrays
+        members = {
+            info.filename[: -len(".npy")]: _view(content, file, info) for info in file.infolist()
+        }
+    header = json.loads(members.pop("header").tobytes())
+    return header, {i: members[str(i)] for i in range(len(members))}
+
+
+class _Memory(io.RawIOBase):
+    """A buffer as a file, without the copy that io.BytesIO makes of most."""
+
+    def __init__(self, content: Any) -> None:
+        self._content, self._place = memoryview(content).cast("B"), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._place = max(0, offset + (0, self._place, len(self._content))[whence])
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._content[self._place :][: len(buffer)]
+        buffer[: len(part)] = part
+        self._place += len(part)
+        return len(part)
+
+
+def _view(content: Any, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """Return an array of the file; NumPy's own reader makes copies, and follows pickles."""
+    with file.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
+        shape, is_fortran, dtype = read_header(member)
+        if dtype.hasobject or info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{info.filename} is compressed, or has objects")
+        # In the member's own header, of 30 bytes, are the sizes of two more fields.
+        sizes = struct.unpack_from("<HH", content, info.header_offset + 26)
+        start = info.header_offset + 30 + sum(sizes) + member.tell()
+    flat = np.frombuffer(content, dtype, math.prod(shape), start)
+    return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
 class NotPlainError(ValueError):
@@ -91,7 +138,7 @@ def encode(value: Any, place: str, seen: set[int]) -> Any:
 def decode(value: Any, arrays: dict[int, np.ndarray], ctx: mx.Context) -> Any:
     """Return what :func:`encode` encoded, with MXNet's arrays on ``ctx``.
 
-    Removes its arrays from ``arrays``, so that their memory is free again earlier.
+    Removes its arrays from ``arrays``.
     """
     if type(value) in _SCALARS:
         return value
@@ -105,7 +152,7 @@ def decode(value: Any, arrays: dict[int, np.ndarray], ctx: mx.Context) -> Any:
         return dict(zip(map(inner, keys), map(inner, parts)))
     array = arrays.pop(content)
     if kind in ("numpy", "number"):
-        return array if kind == "numpy" else array[()]
+        return array.copy() if kind == "numpy" else array[()]
     create = {"nd": mx.nd.array, "np": mx.np.array}[kind]
     with mx.util.np_shape(kind == "np" or mx.util.is_np_shape()):
         return create(array, dtype=array.dtype, ctx=ctx)

@@ -6,6 +6,7 @@ A checkpoint is a file of :mod:`gluonpar.checkpoint.npz_file`. Its header has th
 - ``params``: each parameter's name and its arrays: one, or one per device if they differ;
 - ``optimizer``: see :mod:`gluonpar.checkpoint.optimizer_states`, or null;
 - ``rng``: the state of a ``numpy.random.RandomState``, or null;
+- ``rng_of_ranks``: its states on all ranks, if they differ;
 - ``notes``: the caller's notes.
 
 An array is given by its number in the file.
@@ -43,28 +44,32 @@ def save_checkpoint(
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
     ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
-    the state of the generator that shuffles. ``notes`` is anything that JSON can express.
+    the state of the generator that shuffles, of every rank if they differ. ``notes`` is anything
+    that JSON can express.
 
     Parameters without gradients, such as the running statistics of batch normalization, are written
     for each device if they differ. Waits for the arrays. The file, an ``.npz``, is written whole or
     not at all and flushed to the disk. It has no pickle, unless an optimizer or schedule that is
     not MXNet's has attributes other than numbers, strings, arrays, and lists, tuples and dicts of
     these: then the optimizer is pickled, with a UserWarning. With several processes rank 0 writes;
-    all must call this, unless all parameters have gradients.
+    all must call this, unless all parameters have gradients and there is no ``rng``.
 
     Raises OSError if the file system refuses, ValueError if an attribute cannot be pickled.
     """
     named = _named(params)
     values = _values(named)
+    generators = cluster.gather(rng.get_state(), f"{_SAVES} (rng)") if rng is not None else []
     if not cluster.is_main():
         return
+    differ = len({repr((kind, keys.tobytes(), *more)) for kind, keys, *more in generators}) > 1
     json.dumps(notes, default=np.number.item)  # raises for an array, which a header may hold
     header = {
         "format": FORMAT,
         "gluonpar": __version__,
         "params": [*values.items()],
         "optimizer": trainer and _optimizer(trainer, params).describe(),
-        "rng": rng and rng.get_state(),
+        "rng": generators[0] if generators else None,
+        "rng_of_ranks": generators if differ else None,
         "notes": {} if notes is None else notes,
     }
     npz_file.write(path, header)
@@ -82,7 +87,8 @@ def load_checkpoint(
 
     On as many devices as before, each device gets its own running statistics, and training
     continues bit for bit if its operators give the same bits each time. On another number of
-    devices, all get the mean. The optimizer's saved attributes, which include its learning-rate
+    devices, all get the mean. On as many ranks as before, each gets its own ``rng``; on another
+    number, all get rank 0's. The optimizer's saved attributes, which include its learning-rate
     schedule, replace those of ``trainer``. A schedule that differs is a UserWarning; with
     ``keep_schedule`` the Trainer's own goes on. ``trainer`` and ``rng`` may be omitted, also if the
     file has them. With several processes rank 0 reads.
@@ -108,7 +114,9 @@ def load_checkpoint(
         if optimizer is not None:
             optimizer.check(header["optimizer"], arrays, trusted)
         if rng is not None:
-            kind, number, *more = header["rng"]
+            of_ranks = header.get("rng_of_ranks") or []
+            is_own = len(of_ranks) == cluster.size()
+            kind, number, *more = of_ranks[cluster.rank()] if is_own else header["rng"]
             generator = kind, arrays[number], *more
             np.random.RandomState().set_state(generator)  # refuses another kind, or other keys
         notes = header["notes"]
@@ -121,8 +129,11 @@ def load_checkpoint(
         set_values.note(params.collect_params().values())
         for owner in {*map(private_fields.trainer, params.collect_params().values())} - {None}:
             private_fields.forget_kvstore_values(owner)
+    of_all: list[int] = []  # how many devices each rank has
+    if any(len(of_devices) > 1 for of_devices in values.values()):
+        of_all = cluster.gather(max(len(copies) for copies, _ in named.values()), _LOADS)
     for name, (copies, _) in named.items():
-        for copy, value in zip(copies, _local(values[name], len(copies))):
+        for copy, value in zip(copies, _local(values[name], of_all, len(copies))):
             new = memory.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
@@ -196,10 +207,10 @@ def _kind(array: Any) -> str:
     return f"{tuple(array.shape)} {np.dtype(array.dtype).name}"
 
 
-def _local(values: list[np.ndarray], num_devices: int) -> list[np.ndarray]:
+def _local(values: list[np.ndarray], of_all: list[int], num_devices: int) -> list[np.ndarray]:
     """Return the values for this process's devices: all the mean, if their number has changed."""
-    if len(values) == num_devices * cluster.size():
-        first = cluster.rank() * num_devices
+    if len(values) == sum(of_all):
+        first = sum(of_all[: cluster.rank()])
         return values[first : first + num_devices]
     mean = np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
     return [values[0] if len(values) == 1 else mean] * num_devices

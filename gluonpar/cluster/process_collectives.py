@@ -117,9 +117,20 @@ def gather(value: Any, name: str = "gather") -> list:
     return _wait(name, [value], lambda job: job.comm.allgather(value))
 
 
-def broadcast_bytes(data: bytes | None) -> bytes:
-    """Return rank 0's ``data`` on all ranks; other ranks' is ignored. Waits for all processes."""
-    return _wait("broadcast of bytes", data or b"", lambda job: job.large_comm.bcast(data))
+def broadcast_bytes(data: bytes | None) -> Any:
+    """Return rank 0's ``data`` on all ranks, as bytes or another buffer; waits for all processes.
+
+    Other ranks' ``data`` is ignored. Nothing is copied on rank 0, nor on the others.
+    """
+
+    def send(job: World) -> Any:
+        own = data if job.rank == 0 else bytearray(job.comm.bcast(None))
+        if job.rank == 0:
+            job.comm.bcast(len(data or b""))
+        _broadcast(job, np.frombuffer(own or b"", "u1"), 0)
+        return own
+
+    return _wait("broadcast of bytes", data or b"", send)
 
 
 def gather_to_first(array: np.ndarray, name: str = "gather") -> list[np.ndarray]:

@@ -9,10 +9,11 @@ of that counts.
 from __future__ import annotations
 
 import collections
-from typing import Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
 
+from gluonpar import cluster
 from gluonpar.gradients import law
 from gluonpar.gradients.records import Gradients, OfArrays, OfParameter, Owner, places
 from gluonpar.gradients.static_graphs import adopt
@@ -67,6 +68,19 @@ class Selected(NamedTuple):
     def counting(self) -> list[list[bool]]:
         """Return for each parameter which devices' gradients count."""
         return self.select(record.counting() for record in self.records)
+
+    def compared(self) -> dict[str, Any]:
+        """Return what ranks compare: the values, in the first sum of these gradients.
+
+        These are arguments of :func:`gluonpar.cluster.check_equal_async`.
+        """
+        if cluster.size() == 1:
+            return {}
+        arrays = {f"value of parameter {i}": of.values[0] for i, of in enumerate(self.records)}
+        has_new = not all(record.is_compared for record in self.records)
+        for record in self.records:
+            record.is_compared = True
+        return {"arrays": arrays, "has_changed": has_new}
 
     def written_in(self, recording: tape.Recording) -> list[list[bool]]:
         """Return for each parameter which devices' gradients a recording has written."""

@@ -71,6 +71,7 @@ class Gradients(Owner, law.Tracked):
 
     accumulates = False  # whether passes add until the next update
     num_samples = 0  # of all passes: see samples.py
+    is_compared = False  # whether ranks have compared the values
 
     def __init__(
         self, values: Sequence[mx.nd.NDArray], handles: Sequence[Any], grads: list

@@ -89,7 +89,7 @@ def test_on_as_many_ranks_resuming_gives_the_same_bits(whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "num_devices"), [(1, 2), (2, 2), (1, 1)])
+@pytest.mark.parametrize(("ranks", "num_devices"), [(1, 2), (2, 2), (1, 1), (3, 1)])
 def test_on_other_ranks_and_devices_resuming_is_equal_to_rounding(
     whole, ranks, num_devices, tmp_path
 ):

@@ -127,7 +127,11 @@ def test_a_graph_with_static_memory_beside_another_after_a_move():
     """It writes to the gradients from before the move, when the other one's have been seen."""
     both, other = [(2, model, "one backward", 1) for model in (0, 2)]
     program = [("hybridize", (STATIC,)), ("backward", both), ("move", (2, False))]
-    program += [("train", (0, *other)), ("train", (0, *both)), ("accumulate", (0, both, other))]
+    program += [
+        ("train", (0, *other)),
+        ("train", (0, *both)),
+        ("accumulate", (0, "step", both, other)),
+    ]
     any_program.check(None, "sgd", False, 2, program)
 
 

@@ -50,8 +50,8 @@ ALSO = (
     *("evaluated", "fetched before", "on another thread"),
 )
 MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
-CLIPS = ("clip", "clip_and_step")
-USES = ("train", "train_recorded", "step", "halve", *CLIPS, "sum_by_hand", "accumulate", "by_hand")
+HOW = ("step", "clip_and_step", "clip", "halve")
+USES = ("train", "train_recorded", "step", "use", "sum_by_hand", "accumulate", "by_hand")
 BY_HAND = ("left out", "allreduce_grads", "train_batch")
 
 
@@ -335,25 +335,24 @@ class Side:
     def sum(self, t):
         self.trainers[t].allreduce_grads()
 
-    def halve(self, t, *batch):
-        """A step, of whose summed gradients half is used."""
-        self.backward(*batch)
-        self.sum(t)
-        for grads in (param.list_grad() for param in self.parts[t] if param.grad_req != "null"):
-            for grad in grads:
+    def finish(self, t, how, n):
+        """A step on the gradients that there are, in one of the ways HOW."""
+        if how in ("clip", "halve"):
+            self.sum(t)
+        if how.startswith("clip"):
+            self.clip_norm(t, 0.5)
+        if how == "halve":
+            trained = [param for param in self.parts[t] if param.grad_req != "null"]
+            for grad in itertools.chain.from_iterable(param.list_grad() for param in trained):
                 grad[:] *= 0.5
-        self.trainers[t].update(batch[0], ignore_stale_grad=True)
+        if how in ("clip", "halve"):
+            self.trainers[t].update(n, ignore_stale_grad=True)
+        else:
+            self.step(t, n)
 
-    def clip(self, t, *batch):
+    def use(self, t, how, *batch):
         self.backward(*batch)
-        self.sum(t)
-        self.clip_norm(t, 0.5)
-        self.trainers[t].update(batch[0], ignore_stale_grad=True)
-
-    def clip_and_step(self, t, *batch):
-        self.backward(*batch)
-        self.clip_norm(t, 0.5)
-        self.step(t, batch[0])
+        self.finish(t, how, batch[0])
 
     def clip_norm(self, t, max_norm):
         self.trainers[t].clip_global_norm(max_norm)
@@ -366,11 +365,11 @@ class Side:
         gluonpar.allreduce_many([param.list_grad() for param in trained])
         self.trainers[t].update(batch[0], ignore_stale_grad=True)
 
-    def accumulate(self, t, *micro_batches):
+    def accumulate(self, t, how, *micro_batches):
         with self.trainers[t].no_sync():
             for batch in micro_batches:
                 self.backward(*batch)
-        self.step(t, sum(batch[0] for batch in micro_batches))
+        self.finish(t, how, sum(batch[0] for batch in micro_batches))
 
     def require(self, layer, grad_req):
         """Freeze a layer, or train it again."""
@@ -464,7 +463,7 @@ class Alone(Side):
                 value[:] = value - LR / batch[0] * value.grad.tostype("default")
                 value._fresh_grad = adds and value._fresh_grad
 
-    def accumulate(self, t, *micro_batches):
+    def accumulate(self, t, how, *micro_batches):
         """Not by grad_req='add', with which MXNet writes some gradients all the same."""
         trained = [param for param in self.parts[t] if param.grad_req != "null"]
         sums = {}
@@ -479,7 +478,7 @@ class Alone(Side):
             param.data()._fresh_grad = param in sums
         for param, total in sums.items():
             param.grad()[:] = total
-        self.step(t, sum(batch[0] for batch in micro_batches))
+        self.finish(t, how, sum(batch[0] for batch in micro_batches))
 
     def move(self, k, reverse):
         super().move(1, False)
@@ -674,7 +673,7 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
     single = size, st.integers(0, 3), st.sampled_from(WAYS), seed, order, st.sampled_from(ALSO)
     hand = size, st.sampled_from([*HEADS]), way, seed, order
     hows = st.sampled_from(("one backward", "loss by loss", "device by device"))
-    trainer = st.sampled_from((0, -1))
+    trainer, how = st.sampled_from((0, -1)), st.sampled_from(HOW)
     may_skip, dense = least_samples >= cluster.size(), not sparse
     requests = ("null", "write") if sparse else ("null", "write", "add")
     events = [
@@ -699,13 +698,13 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
     if cluster.size() == 1:
         events.append(event("resume", trainer))
     if dense:  # MXNet has neither for row_sparse gradients
-        events += [event("zero_grad", trainer), event("halve", trainer, *batch)]
+        events += [event("zero_grad", trainer), event("use", trainer, st.just("halve"), *batch)]
     if kvstore is None and cluster.size() == 1:
         events.append(event("move", st.integers(1, 4), st.booleans()))
     if kvstore is None and dense:
-        events += [event("clip", trainer, *batch), event("clip_and_step", trainer, *batch)]
+        events += [event("use", trainer, how, *batch) for _ in range(2)]
+        events += [event("accumulate", trainer, how, *[st.tuples(*single)] * n) for n in (1, 2, 3)]
     if kvstore is None and dense and may_skip:
-        events += [event("accumulate", trainer, *[st.tuples(*single)] * n) for n in (1, 2, 3)]
         events.append(event("sum_by_hand", trainer, *batch))
 
     # All ranks must draw the same programs, however long one takes, and shrinking takes minutes.

@@ -605,9 +605,33 @@ def loaded(num_workers):
                 assert not gluonpar.split_samples((labels, boxes_of), contexts(2))
     unlike = gluonpar.DataLoader(dataset[: n - (rank == size - 1)], batch_size)
     refused_on_all(lambda: next(iter(unlike)), f"{n}, {n - 1}], by rank")
+    endless = gluonpar.DataLoader(
+        np.arange(1), 9999, sampler=itertools.repeat(0), last_batch="keep"
+    )
+    refused_on_all(lambda: next(iter(endless)), "a sampler must end")
     with cluster.local():
         alone = gluonpar.DataLoader(np.arange(3), 2)
         assert [batch.size for batch in alone] == [2, 1]
+
+
+def joined():
+    """Check a loop over iterators of ``mx.io``, of which rank 0's has a batch more."""
+    rank, size = cluster.rank(), cluster.size()
+    of_ranks = [np.arange(6 if r == 0 else 4, dtype="float32") + 7 * r for r in range(size)]
+    iterator = mx.io.NDArrayIter(of_ranks[rank], batch_size=2)
+    [weight] = runs.weights([[0.0]], 1)
+    trainer, want, seen = gluonpar.Trainer([weight], "sgd", {"learning_rate": 0.1}), 0.0, []
+    for step, (batch, num_samples) in enumerate(cluster.join(iterator)):
+        if batch is not None:
+            with autograd.record():
+                loss = (weight.data() - batch.data[0]) ** 2
+            loss.backward()
+        trainer.step(num_samples)
+        every = np.concatenate([data[2 * step : 2 * step + 2] for data in of_ranks])
+        want -= 0.1 * 2 * (want - every.mean())
+        seen.append((batch is None, num_samples))
+    np.testing.assert_allclose(weight.data().asscalar(), want, rtol=1e-5)
+    assert seen == [(False, 2 * size)] * 2 + [(rank > 0, 2)]
 
 
 def measured():
@@ -697,6 +721,23 @@ def running_statistics_of_ranks(folder):
     header, arrays = checkpoint_files.read(path)
     in_file = [arrays[i].item() for i in dict(header["params"])["running_mean"]]
     assert in_file == [*range(2 * size)]
+    # Ranks with other numbers of devices than the others, and a generator of each rank.
+    mine, before = size - cluster.rank(), sum(range(size, size - cluster.rank(), -1))
+    norm.collect_params().reset_ctx(contexts(mine))
+    means, rng = norm.running_mean.list_data(), np.random.RandomState(cluster.rank())
+    set_to(*range(before, before + mine))
+    gluonpar.save_checkpoint(path, norm, rng=rng)
+    want = rng.rand()
+    set_to(*[-1] * mine)
+    gluonpar.load_checkpoint(path, norm, rng=rng)
+    assert [mean.asscalar() for mean in means] == [*range(before, before + mine)]
+    assert rng.rand() == want
+    with cluster.local():  # one rank of as many devices has all of the values
+        alone = gluon.nn.BatchNorm(in_channels=1)
+        alone.initialize(ctx=contexts(1))
+        gluonpar.load_checkpoint(path, alone, rng=rng)
+        assert alone.running_mean.data().asscalar() == (size * (size + 1) / 2 - 1) / 2
+        assert rng.rand() == np.random.RandomState(0).rand()
 
 
 def draws():
@@ -734,6 +775,7 @@ def as_one(folder):
     measured()
     loaded(num_workers=0)
     loaded(num_workers=1)
+    joined()
     queued()
     running_statistics_of_ranks(folder)
     for num_devices in (1, 2, 3):
@@ -748,7 +790,8 @@ def programs(number):
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
     first, other = (size, 2, "a loop", 3), (size, 0, "the last device first", 2)
     # On rank 0 a gradient of the first device is lost by a pass of the second one.
-    lost = [("clip", (0, size - 1, 2, "a loop", 1)), ("backward", (size - 1, 2, "one backward", 5))]
+    lost = [("use", (0, "clip", size - 1, 2, "a loop", 1))]
+    lost += [("backward", (size - 1, 2, "one backward", 5))]
     lost += [("sum_by_hand", (-1, size, 0, "one backward", 9)), ("train", (0, *other))]
     for kvstore, k, two, program in [
         (None, 3, False, [("backward", first), ("train", (0, *other))]),

@@ -54,11 +54,14 @@ class Training:
             self.trainer = gluonpar.Trainer(given, optimizer, dict(hyper), **options)
 
     def step(self, batch_size=1):
+        self.backward()
+        self.trainer.step(batch_size)
+
+    def backward(self):
         with autograd.record():
             inputs = [mx.nd.ones((1, self.in_units), c) for c in contexts(K)]
             losses = [sum((i + 1) * layer(X) for i, layer in self.in_order()) for X in inputs]
         autograd.backward(losses)
-        self.trainer.step(batch_size)
 
     def in_order(self):
         return enumerate(self.layers[name] for name in sorted(self.layers))
@@ -143,6 +146,59 @@ def load_file(training):
     layer.load_parameters(PATH, ctx=contexts(K))
 
 
+def by_hand(there, send=False):
+    """A network that is made after a Trainer, and trained without one."""
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(mx.init.Constant(1 + there), ctx=contexts(K))
+    device_params = [
+        [param.data(c) for param in net.collect_params().values()] for c in contexts(K)
+    ]
+    if send:
+        gluonpar.broadcast([params[0] for params in device_params])
+    for _ in range(2):
+        with autograd.record():
+            losses = [net(mx.nd.ones((1, 1), c)) for c in contexts(K)]
+        autograd.backward(losses)
+        gluonpar.allreduce_grads(device_params)
+        for params in device_params:
+            gluonpar.sgd(params, 0.1, 1)
+
+
+def overwritten(there):
+    """A pass in local() after the step's own."""
+    training = Training()
+    training.backward()
+    if there:
+        with cluster.local():
+            training.backward()
+    training.trainer.step(1)
+
+
+def sampler(there):
+    indices = range(4 * there, 4 * there + 4)
+    [*gluonpar.DataLoader(np.arange(8), 2, sampler=Part(indices))]
+
+
+class Part(gluon.data.Sampler):
+    def __init__(self, indices):
+        self.indices = indices
+
+    def __iter__(self):
+        return iter(self.indices)
+
+    def __len__(self):
+        return len(self.indices)
+
+
+def deferred(there):
+    """The first forward gives the weight another shape."""
+    net = gluon.nn.Dense(1)
+    net.initialize(ctx=contexts(K))
+    gluonpar.Trainer(net.collect_params(), "sgd")
+    for c in contexts(K):
+        net(mx.nd.ones((1, 2 + there), c))
+
+
 def drawn_anew(there):
     training = Training()
     training.step()
@@ -198,6 +254,9 @@ DIFFERENCES = {
     "clipping": (of_optimizer("clip_gradient", 9), "clip_gradient of b_bias is 9 on rank 1 and"),
     "rescale_grad": (made(hyper=SCALES), "rescale_grad of b_bias is 0.5 on rank 1 and 1.0"),
     "batch size": (batch_size, "batch_size is 2 on rank 1 and 1 on rank 0"),
+    "a network by hand": (by_hand, "value of parameter 0 (checksum) is"),
+    "sampler": (sampler, "sampler Part draws other samples on rank 1"),
+    "deferred": (deferred, "shape of dense0_weight is (1, 3) on rank 1 and (1, 2) on rank 0"),
     "min and max": (ops("min", "max"), "rank 1: max by allreduce"),
     "sum and mean": (ops("sum", "mean"), "rank 1: mean by allreduce"),
     "shape": (transposed(gluonpar.allreduce), "shape of each array is [(3, 2)]"),
@@ -294,7 +353,28 @@ BLOCKS = (
     lambda: sequential(gluon.nn.Conv2D(2, 3), gluon.nn.BatchNorm(), gluon.nn.Dense(2)),
     lambda: sequential(gluon.rnn.LSTM(2), gluon.rnn.RNN(2), gluon.rnn.GRUCell(2)),
 )
-ALIKE = (send, other_types, set_again, made_before, made_between, evaluate, calls)
+
+
+def by_hand_sent(there):
+    by_hand(there, send=True)
+
+
+def shuffled(there):
+    """A sampler of its own order on each rank; rank 0's is what counts."""
+    [*gluonpar.DataLoader(np.arange(8), 2, sampler=Part(range(8)[:: -1 if there else 1]))]
+
+
+ALIKE = (
+    send,
+    by_hand_sent,
+    shuffled,
+    other_types,
+    set_again,
+    made_before,
+    made_between,
+    evaluate,
+    calls,
+)
 
 # By optimizer, numbers that it goes by.
 NUMBERS = {
@@ -368,6 +448,8 @@ if __name__ == "__main__":
     for function in ALIKE:
         failure = caught(lambda function=function: function(cluster.rank() == 1))
         assert not failure, (function.__name__, failure)
+    failure = caught(lambda: overwritten(cluster.rank() == 1))
+    assert "overwritten gradients of the job on rank 1" in failure, failure
     for seed in range(int(number[0]) if number else 30):
         drawn(seed)
     print(f"{len(DIFFERENCES)} differences", flush=True)
