@@ -7,6 +7,7 @@ type does.
 """
 
 import functools
+import logging
 import random
 import sys
 
@@ -441,6 +442,7 @@ def check(name, function, words):
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)  # what gluonpar logs is not expected
     K, PATH, number = int(sys.argv[1]), f"{sys.argv[2]}/{cluster.rank()}.params", sys.argv[3:]
     SENDER = 1
     for name, (function, words) in DIFFERENCES.items():
