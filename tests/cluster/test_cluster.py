@@ -256,6 +256,13 @@ def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_dev
 
 
 @needs_mpi
+def test_what_the_last_update_used_is_compared_at_the_end_of_the_program():
+    code, _, err = ended(mpirun((2, [*RANK, "unlike_last_step", "-"])))
+    line = lines_of_ours(err)[-1]
+    assert code == 1 and "lr of" in line and "is 1.5 on rank 1 and 0.5 on rank 0" in line, err
+
+
+@needs_mpi
 def test_the_self_test_in_a_job_says_in_one_line_how_to_start_it():
     code, out, err = ended(mpirun((2, [sys.executable, "-m", "gluonpar", "selftest"])))
     (line,) = [line for line in err.splitlines() if "error: " in line]

@@ -916,6 +916,14 @@ def first_step_without_samples(_):
     mx.nd.waitall()
 
 
+def unlike_last_step(_):
+    """Nothing is called after it."""
+    params = runs.weights([[0.0]], 1)
+    trainer = gluonpar.Trainer(params, "sgd", {"learning_rate": 0.5 + cluster.rank()})
+    runs.give_grads(params, [[1.0]])
+    trainer.step(cluster.size())
+
+
 def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
