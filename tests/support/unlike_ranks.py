@@ -20,6 +20,7 @@ import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 from contexts import contexts  # isort: skip
 
+DOORS = [None, "gluonpar"]  # how Trainers are made; the first counts
 HYPER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
 
 
@@ -43,6 +44,7 @@ class Training:
     """Layers with these names, made in their order, and a Trainer of all of them."""
 
     def __init__(self, names="ab", optimizer="sgd", in_units=1, door=None, hyper=HYPER, **options):
+        door = None if options else door or DOORS[0]
         self.layers, self.in_units = {}, in_units
         for name in names:
             layer = gluon.nn.Dense(1, in_units=in_units, prefix=f"{name}_")
@@ -387,7 +389,7 @@ NUMBERS = {
     "rmsprop": ("lr", "wd", "gamma1", "epsilon", "clip_gradient"),
     "own": ("inner", "scale"),
 }
-TYPES = (float, np.float64, np.float32, np.longdouble)
+TYPES = (float, np.float64, np.float32)
 
 
 def drawn(seed):
@@ -396,7 +398,9 @@ def drawn(seed):
     optimizer = rng.choice([*NUMBERS])
     name = rng.choice(NUMBERS[optimizer])
     value, is_other = rng.choice((0.5, 0.25, 0.125)), rng.random() < 0.5
-    rank, kinds = rng.randrange(cluster.size()), rng.sample(TYPES, 2)
+    # Adam computes with them, with NumPy 2 in float32 if one is of that type.
+    types = TYPES[:2] if optimizer == "adam" else TYPES
+    rank, kinds = rng.randrange(cluster.size()), rng.sample(types, 2)
     training = Training(optimizer=optimizer, door=rng.choice((None, "gluonpar")), hyper={"wd": 0.1})
     for _ in range(rng.randrange(3)):
         training.step()
@@ -445,8 +449,10 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)  # what gluonpar logs is not expected
     K, PATH, number = int(sys.argv[1]), f"{sys.argv[2]}/{cluster.rank()}.params", sys.argv[3:]
     SENDER = 1
-    for name, (function, words) in DIFFERENCES.items():
-        check(name, function, words)
+    for _ in range(len(DOORS)):
+        for name, (function, words) in DIFFERENCES.items():
+            check(name, function, words)
+        DOORS.append(DOORS.pop(0))
     for function in ALIKE:
         failure = caught(lambda function=function: function(cluster.rank() == 1))
         assert not failure, (function.__name__, failure)
