@@ -112,3 +112,27 @@ def test_cudnns_dropout_has_other_masks_on_each_rank():
     """
     first, second = run(program, "0", "1")
     assert first != second
+
+
+@pytest.mark.parametrize("visible", ["01", "00"], ids=["a GPU each", "one GPU for both"])
+def test_values_that_are_set_are_compared_on_gpus(visible):
+    """Equal ones are no error, and cost a copy of each parameter; others name the parameter."""
+    program = """
+    def step(value):
+        weight.set_data(mx.nd.array([value]))
+        with mx.autograd.record():
+            loss = weight.data() * 2
+        loss.backward()
+        trainer.step(2)
+        mx.nd.waitall()
+
+    weight = mx.gluon.Parameter("w", shape=(1,))
+    weight.initialize(ctx=mx.gpu(0))
+    trainer = gluonpar.Trainer([weight], "sgd")
+    step(3.0)
+    try:
+        step(4.0 + rank)
+    except mx.MXNetError as error:
+        print("value of w (checksum) is" in str(error))
+    """
+    assert run(program, *visible) == [True, True]

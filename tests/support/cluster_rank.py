@@ -789,6 +789,10 @@ def programs(number):
             any_program.law(kvstore, optimizer, False, int(number), least_samples)()
     size = cluster.size() + 1  # rank 0 has one sample more, and runs backward on one device more
     first, other = (size, 2, "a loop", 3), (size, 0, "the last device first", 2)
+
+    def clipped(n):
+        return "use", (0, "clip_and_step", n, 2, "a loop", 5)
+
     # On rank 0 a gradient of the first device is lost by a pass of the second one.
     lost = [("use", (0, "clip", size - 1, 2, "a loop", 1))]
     lost += [("backward", (size - 1, 2, "one backward", 5))]
@@ -801,6 +805,8 @@ def programs(number):
         # The second Trainer's first step, after a batch that it has not used.
         ("own loop", 1, True, [("train", (0, *other)), ("train", (-1, 1, 0, "a loop", 4))]),
         (None, 3, True, lost),
+        # Sums of an earlier step, on ranks that have no samples in this one.
+        (None, 2, False, [("require", (0, "add")), clipped(size), ("zero_grad", (0,)), clipped(1)]),
     ]:
         any_program.check(kvstore, "sgd", False, k, program, two)
 
