@@ -12,6 +12,10 @@ Facts = Dict[str, Any]
 _MOST_NAMED = 3  # differences in one error
 
 
+class Used(Dict[str, Any]):
+    """Floats, or tuples of floats, by which something was updated; faster to compare than facts."""
+
+
 def encoded(value: Any) -> str:
     """Return a text that is the same for values that are equal in Python, and for NaN.
 
@@ -21,6 +25,8 @@ def encoded(value: Any) -> str:
     >>> encoded({"size": np.int64(8), "shape": [2, 0.5]}) == encoded({"shape": (2, 0.5), "size": 8})
     True
     """
+    if type(value) is Used:
+        return dict.__repr__(value)
     if isinstance(value, dict):
         items = [f"{encoded(k)}:{encoded(v)}" for k, v in value.items() if v is not None]
         return f"{{{','.join(sorted(items))}}}"
@@ -36,6 +42,7 @@ def encoded(value: Any) -> str:
 
 def compare(of_ranks: Sequence[Facts], call: str) -> None:
     """Raise ValueError, naming what differs, unless all ranks have the same facts."""
+    of_ranks = [_single(facts) for facts in of_ranks]
     first = of_ranks[0]
     for rank, facts in enumerate(of_ranks):
         different = [
@@ -50,3 +57,17 @@ def compare(of_ranks: Sequence[Facts], call: str) -> None:
                 f"{more} ({call}). Start all ranks with the same arguments, software and data, and "
                 "do the same on all"
             )
+
+
+def _single(facts: Facts) -> Facts:
+    """Return ``facts`` with a fact for each of the numbers by which something was updated."""
+    single: Facts = {}
+    for name, value in facts.items():
+        several = value if isinstance(value, list) else [value]
+        if all(type(each) is Used for each in several):
+            for key in {key: None for used in several for key in used}:
+                numbers_of = [used.get(key) for used in several]
+                single[f"{key} of {name}"] = numbers_of[0] if len(several) == 1 else numbers_of
+        else:
+            single[name] = value
+    return single

@@ -219,11 +219,14 @@ def check_equal_async(
         _push_operator("check", functools.partial(_run, *how), [], arrays.values())
 
 
-def note(facts: Facts) -> None:
-    """Have the next collective, whichever it is, or the end of the program, compare these facts."""
+def note(of_names: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Have the next collective, or the end of the program, compare the numbers that updates used.
+
+    ``of_names`` are names of what was updated, and for each the numbers by their names.
+    """
     job = world()
     if job is not None:
-        job.note(facts)
+        job.note(of_names)
 
 
 def together(function: Callable[[], Any], name: str = "gather") -> Any:

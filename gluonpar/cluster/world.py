@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 import zlib
-from typing import Any, Callable, ContextManager, Iterator, Mapping
+from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping
 
 import numpy as np
 
 from gluonpar.cluster import failures
-from gluonpar.cluster.facts import Facts, compare, encoded
+from gluonpar.cluster.facts import Facts, Used, compare, encoded
 from gluonpar.cluster.messages import Messages
 from gluonpar.install import processors
 from gluonpar.runtime import engine, interrupts, nccl, threads
@@ -122,10 +122,10 @@ class World:
         self.messages.close(meet)
         self.detector.stop()
 
-    def note(self, facts: Facts) -> None:
-        """Keep facts for the next :meth:`with_noted`; of several of one name, all."""
-        for name, value in facts.items():
-            self._noted.setdefault(name, []).append(value)
+    def note(self, of_names: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Keep by which numbers each was updated for the next :meth:`with_noted`."""
+        for name, used in of_names:
+            self._noted.setdefault(name, []).append(Used(used))
 
     def with_noted(self, facts: Facts) -> Facts:
         """Return ``facts``, and those that have been noted since the last call."""

@@ -43,6 +43,8 @@ class Identity:
         self._names = dict(zip(params, _names(params)))
         more = f" and {len(params) - 3} more" if len(params) > 3 else ""
         self.name = f"Trainer {next(_numbers)} ({', '.join([*self._names.values()][:3])}{more})"
+        alike = filter(private_fields.differentiable, params)
+        self._alike = [(f"value of {self._names[param]}", param) for param in alike]
         self._has_compared, self._num_set = False, [*map(set_values.count, params)]
 
     def check(self, **options: Any) -> None:
@@ -64,16 +66,14 @@ class Identity:
         before, self._num_set = self._num_set, [*map(set_values.count, self._names)]
         named = self._names.items()
         reqs = {name: param.grad_req for param, name in named if param.grad_req != "write"}
-        alike = [(name, param) for param, name in named if private_fields.differentiable(param)]
-        arrays = {f"value of {name}": private_fields.values(param)[0] for name, param in alike}
+        arrays = {name: private_fields.values(param)[0] for name, param in self._alike}
         has_changed = self._num_set != before
         return {"facts": {"grad_req": reqs, **facts}, "arrays": arrays, "has_changed": has_changed}
 
     def note(self, params: Sequence[gluon.Parameter], used: used_numbers.Numbers) -> None:
         """Have ranks compare, when they meet next, the numbers by which ``params`` were updated."""
-        by_name = used_numbers.by_name(used, len(params))
-        pairs = [(name, *pair) for name in by_name for pair in zip(params, by_name[name])]
-        cluster.note({f"{name} of {self._names[param]}": value for name, param, value in pairs})
+        names = map(self._names.__getitem__, params)
+        cluster.note(zip(names, used_numbers.by_array(used, len(params))))
 
 
 def _names(params: Sequence[gluon.Parameter]) -> Iterator[str]:

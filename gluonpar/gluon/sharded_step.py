@@ -251,14 +251,15 @@ class Step:
         """Update all copies by SGD, with the bits of MXNet's operators."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
         rates = private_fields.count_updates(sgd, indices)
+        if self._updater.note:  # as MXNet's operators would be given them
+            lrs, wds = zip(*(rates[i] for i in indices))
+            options = [(name, getattr(sgd, name)) for name in ("momentum", "clip_gradient")]
+            used = [("lrs", lrs), ("wds", wds), ("rescale_grad", sgd.rescale_grad)]
+            self._updater.note(indices, used + [each for each in options if each[1]])
 
         def rule_of(copies: Copies) -> tuple:
             i, (lr, wd) = copies.index, rates[copies.index]
             momentum = self._updater.prepare(i, copies.params[self._roots[i]])
-            if self._updater.note:
-                options = [(name, getattr(sgd, name)) for name in ("momentum", "clip_gradient")]
-                used = [("lr", lr), ("wd", wd), ("rescale_grad", sgd.rescale_grad), *options]
-                self._updater.note([i], [(name, value) for name, value in used if value])
             rule = optim.rule(lr, sgd.rescale_grad, wd, sgd.momentum, sgd.clip_gradient or 0)
             return rule, [] if momentum is None else [momentum]
 

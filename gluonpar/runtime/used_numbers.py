@@ -49,22 +49,23 @@ def noted() -> Iterator[Numbers]:
                 register._imperative_invoke, mx.nd.NDArray._sync_copyfrom = _call, _copy
 
 
-def by_name(used: Numbers, num_arrays: int) -> dict[str, list]:
-    """Return the numbers by the parameter's name, one per array that was updated by them.
+def by_array(used: Numbers, num_arrays: int) -> list[dict[str, Any]]:
+    """Return, for each array that was updated by them, the numbers by the parameter's name.
 
-    Several arrays may be updated by one operator, or by some, in which ``lrs`` has one number per
-    array, and ``momentum`` one for all.
+    They are floats. Several arrays may be updated by one operator, or by some, in which ``lrs`` has
+    one number per array, and ``momentum`` one for all. Several different numbers are a tuple.
     """
-    found: dict[str, list] = {}
+    of_names: dict[str, list] = {}
     for name, value in used:
-        is_list = isinstance(value, (list, tuple))
-        values = found.setdefault(name.rstrip("s") if is_list else name, [])
-        values.extend(value if is_list else [value])
-    for name, values in found.items():
+        if isinstance(value, (list, tuple)):
+            of_names.setdefault(name.rstrip("s"), []).extend(map(float, value))
+        else:
+            of_names.setdefault(name, []).append(float(value))
+    for name, values in of_names.items():
         if len(values) != num_arrays:
-            different = [*dict.fromkeys(values)]
-            found[name] = [different[0] if len(different) == 1 else different] * num_arrays
-    return found
+            different = tuple(dict.fromkeys(values))
+            of_names[name] = [different if different[1:] else different[0]] * num_arrays
+    return [dict(zip(of_names, values)) for values in zip(*of_names.values())]
 
 
 def _noted_call(handle: Any, arrays: Any, names: Any, values: Any, *rest: Any) -> Any:
@@ -78,6 +79,8 @@ def _noted_call(handle: Any, arrays: Any, names: Any, values: Any, *rest: Any) -
 
 
 def _are_numbers(value: Any) -> bool:
+    if type(value) in (float, int):  # faster
+        return True
     values = value if isinstance(value, (list, tuple)) else [value]
     return all(isinstance(each, (numbers.Real, np.bool_)) for each in values)
 

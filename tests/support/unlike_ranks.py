@@ -254,7 +254,7 @@ DIFFERENCES = {
     "lr_mult": (of_weight("lr_mult", 0.5), "lr of a_weight is 0.05 on rank 1"),
     "wd_mult": (of_weight("wd_mult", 3), "wd of a_weight is 0.03 on rank 1"),
     "momentum": (of_optimizer("momentum", 0.5), "momentum of b_bias is 0.5 on rank 1 and"),
-    "clipping": (of_optimizer("clip_gradient", 9), "clip_gradient of b_bias is 9 on rank 1 and"),
+    "clipping": (of_optimizer("clip_gradient", 9), "clip_gradient of b_bias is 9.0 on rank 1 and"),
     "rescale_grad": (made(hyper=SCALES), "rescale_grad of b_bias is 0.5 on rank 1 and 1.0"),
     "batch size": (batch_size, "batch_size is 2 on rank 1 and 1 on rank 0"),
     "a network by hand": (by_hand, "value of parameter 0 (checksum) is"),
