@@ -1,8 +1,8 @@
 """The numbers that MXNet's operators are given while a function runs, such as rates in an update.
 
 An operator has numbers as parameters (``lr=0.1``), or in an array that is copied from the host. So
-while numbers are noted, two functions of MXNet 1.9.1 are replaced: the one that calls operators,
-and the one that copies arrays.
+from the first use on two functions of MXNet 1.9.1 are replaced: the one that calls operators, and
+the one that copies arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ Numbers = List[Tuple[str, Any]]  # the parameter's name, and a number or a list 
 
 _MOST_ELEMENTS = 256  # of an array that is noted as it is; of a larger one, its checksum is
 _call, _copy = register._imperative_invoke, mx.nd.NDArray._sync_copyfrom
-_lock, _num_noting = threading.Lock(), 0
 
 
 class _Thread(threading.local):
@@ -34,19 +33,13 @@ _this_thread = _Thread()
 @contextlib.contextmanager
 def noted() -> Iterator[Numbers]:
     """Yield a list, to which the numbers are appended that this thread's operators are given."""
-    global _num_noting
-    with _lock:
-        _num_noting += 1
+    if register._imperative_invoke is _call:  # for good, as changing a class makes its methods slow
         register._imperative_invoke, mx.nd.NDArray._sync_copyfrom = _noted_call, _noted_copy
     before, _this_thread.noted = _this_thread.noted, []
     try:
         yield _this_thread.noted
     finally:
         _this_thread.noted = before
-        with _lock:
-            _num_noting -= 1
-            if not _num_noting:
-                register._imperative_invoke, mx.nd.NDArray._sync_copyfrom = _call, _copy
 
 
 def by_array(used: Numbers, num_arrays: int) -> list[dict[str, Any]]:
@@ -73,14 +66,12 @@ def _noted_call(handle: Any, arrays: Any, names: Any, values: Any, *rest: Any) -
         _this_thread.noted += [
             (name, value)
             for name, value in zip(names, values)
-            if _are_numbers(value) and not name.startswith("num_")  # of arrays updated together
+            if (type(value) is float or _are_numbers(value)) and not name.startswith("num_")
         ]
     return _call(handle, arrays, names, values, *rest)
 
 
 def _are_numbers(value: Any) -> bool:
-    if type(value) in (float, int):  # faster
-        return True
     values = value if isinstance(value, (list, tuple)) else [value]
     return all(isinstance(each, (numbers.Real, np.bool_)) for each in values)
 
