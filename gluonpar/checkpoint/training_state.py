@@ -6,7 +6,7 @@ A checkpoint is a file of :mod:`gluonpar.checkpoint.npz_file`. Its header has th
 - ``params``: each parameter's name and its arrays: one, or one per device if they differ;
 - ``optimizer``: see :mod:`gluonpar.checkpoint.optimizer_states`, or null;
 - ``rng``: the state of a ``numpy.random.RandomState``, or null;
-- ``rng_of_ranks``: its states on all ranks, if they differ;
+- ``rng_of_ranks``: only if they differ, its states on all ranks;
 - ``notes``: the caller's notes.
 
 An array is given by its number in the file.
@@ -69,7 +69,7 @@ def save_checkpoint(
         "params": [*values.items()],
         "optimizer": trainer and _optimizer(trainer, params).describe(),
         "rng": generators[0] if generators else None,
-        "rng_of_ranks": generators if differ else None,
+        **({"rng_of_ranks": generators} if differ else {}),
         "notes": {} if notes is None else notes,
     }
     npz_file.write(path, header)
