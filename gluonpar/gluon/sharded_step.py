@@ -251,7 +251,7 @@ class Step:
         """Update all copies by SGD, with the bits of MXNet's operators."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
         rates = private_fields.count_updates(sgd, indices)
-        if self._updater.note:  # as MXNet's operators would be given them
+        if self._updater.note and indices:  # as MXNet's operators would be given them
             lrs, wds = zip(*(rates[i] for i in indices))
             options = [(name, getattr(sgd, name)) for name in ("momentum", "clip_gradient")]
             used = [("lrs", lrs), ("wds", wds), ("rescale_grad", sgd.rescale_grad)]

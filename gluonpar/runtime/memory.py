@@ -23,6 +23,8 @@ import numpy as np
 from mxnet import autograd
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
+from gluonpar.runtime import interrupts
+
 # NDArray: chunk; number of dimensions, and the first four; offset in bytes; dtype; storage type.
 _ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
 # Chunk: address; type and number of the device; not 0 if oneDNN has the values; whether the memory
@@ -208,15 +210,17 @@ def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
     return written
 
 
-@contextlib.contextmanager
-def any_shape() -> Iterator[None]:
+class any_shape:  # noqa: N801 - a context manager
     """Let arrays have no dimensions or no elements, as ``mx.util.np_shape`` does, which logs it."""
-    before = ctypes.c_int()
-    check_call(_LIB.MXSetIsNumpyShape(1, ctypes.byref(before)))
-    try:
-        yield
-    finally:
-        check_call(_LIB.MXSetIsNumpyShape(before, ctypes.byref(ctypes.c_int())))
+
+    @interrupts.whole
+    def __enter__(self) -> None:
+        self._before = ctypes.c_int()
+        check_call(_LIB.MXSetIsNumpyShape(1, ctypes.byref(self._before)))
+
+    @interrupts.whole
+    def __exit__(self, *error: Any) -> None:
+        check_call(_LIB.MXSetIsNumpyShape(self._before, ctypes.byref(ctypes.c_int())))
 
 
 def num_bytes(array: mx.nd.NDArray) -> int:

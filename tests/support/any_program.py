@@ -549,6 +549,10 @@ def check_unlike(kvstore, optimizer, k, program, two, rank, place, change):
         cluster.gather("the end of a program")
     except (mx.MXNetError, ValueError, RuntimeError) as error:
         failure = str(error)
+    try:
+        cluster.gather(None)  # also compares what updates used before or after the error
+    except ValueError as error:
+        failure += str(error)
     of_ranks = cluster.gather((failure, bits))
     if not all(failure for failure, _ in of_ranks):
         failures = [failure[-300:] for failure, _ in of_ranks]
