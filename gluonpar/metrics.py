@@ -116,8 +116,7 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
     if not floats:
         return nd.ones((1,), ctx=arrays[0].context if arrays else None)
     if host.on_host([array.context for array in floats]):
-        named: tuple = all, "float32", "gluonpar.all_finite"
-        return host.reduced(floats, lambda block: np.isfinite(block).all(), *named)
+        return host.reduced(floats, _is_finite, all, "float32", "gluonpar.all_finite")
     result = None
     with autograd.pause():
         for dtype in dict.fromkeys(np.dtype(array.dtype) for array in floats):  # one at a time
@@ -127,6 +126,10 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
                 how = {"num_arrays": len(some), "init_output": result is None, "out": result}
                 result = nd.multi_all_finite(*some, **how)
     return result
+
+
+def _is_finite(block: np.ndarray) -> bool:
+    return bool(np.isfinite(block).all())
 
 
 def accuracy(

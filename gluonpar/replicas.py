@@ -109,7 +109,8 @@ def get_params(
         param.attach_grad()
     gradients.follow_copies(trained)
     if cluster.size() > 1:
-        cluster.broadcast(list(replica), name="broadcast by get_params")
+        of = [f"params[{i}]" for i in range(len(replica))]
+        cluster.broadcast(list(replica), name="broadcast by get_params", of=of)
         cluster.draw_apart()
     return replica
 

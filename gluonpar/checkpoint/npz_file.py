@@ -90,7 +90,7 @@ class _Memory(io.RawIOBase):
 
 
 def _view(content: Any, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array of the file; NumPy's own reader makes copies, and follows pickles."""
+    """Return an array of the file, which NumPy's own reader would copy."""
     with file.open(info) as member:
         version = np.lib.format.read_magic(member)
         read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")

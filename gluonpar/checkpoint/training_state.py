@@ -114,11 +114,7 @@ def load_checkpoint(
         if optimizer is not None:
             optimizer.check(header["optimizer"], arrays, trusted)
         if rng is not None:
-            of_ranks = header.get("rng_of_ranks") or []
-            is_own = len(of_ranks) == cluster.size()
-            kind, number, *more = of_ranks[cluster.rank()] if is_own else header["rng"]
-            generator = kind, arrays[number], *more
-            np.random.RandomState().set_state(generator)  # refuses another kind, or other keys
+            generator = _own_generator(header, arrays)
         notes = header["notes"]
     if optimizer is not None:
         optimizer.apply(keep_schedule)
@@ -137,6 +133,16 @@ def load_checkpoint(
             new = memory.from_numpy(value, copy.context)
             new.as_nd_ndarray().copyto(copy.as_nd_ndarray())
     return notes
+
+
+def _own_generator(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
+    """Return the state of this rank's generator; rank 0's, if there are other ranks now."""
+    of_ranks = header.get("rng_of_ranks", [])
+    is_own = len(of_ranks) == cluster.size()
+    kind, number, *more = of_ranks[cluster.rank()] if is_own else header["rng"]
+    state = kind, arrays[number], *more
+    np.random.RandomState().set_state(state)  # refuses another kind, or other keys
+    return state
 
 
 def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:

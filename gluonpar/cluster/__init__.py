@@ -7,7 +7,6 @@ parent's, and whatever communicates raises RuntimeError. How to start a job, and
 docs/cluster.md.
 """
 
-from gluonpar.cluster.facts import Facts  # noqa: F401
 from gluonpar.cluster.join import join
 from gluonpar.cluster.process_collectives import (  # noqa: F401 - other packages use all of them
     PendingGather,

@@ -67,7 +67,9 @@ def allreduce_rows(
     if job is None:
         return
     shape, dtype, _ = memory.kind(array)
-    call, facts = f"{name} of rows of {shape} {dtype}", job.with_noted({})
+    meet = functools.partial(
+        _run, job, f"{name} of rows of {shape} {dtype}", facts=job.with_noted({})
+    )
     on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
 
     def run() -> None:
@@ -75,8 +77,7 @@ def allreduce_rows(
         if num_devices is not None:
             rows = rows.astype("float32" if dtype == np.float16 else "float64") * num_devices
         how = indices, rows, compression == "fp16", num_devices or 1
-        gathered = _run(job, call, lambda: mpi_sums.allreduce_rows(job, *how), facts)
-        union, total, number = gathered
+        union, total, number = meet(lambda: mpi_sums.allreduce_rows(job, *how))
         total = total if num_devices is None else total / number
         memory.write_rows(on_host, union, total.astype(dtype, copy=False))
 
@@ -120,17 +121,18 @@ def gather(value: Any, name: str = "gather") -> list:
 def broadcast_bytes(data: bytes | None) -> Any:
     """Return rank 0's ``data`` on all ranks, as bytes or another buffer; waits for all processes.
 
-    Other ranks' ``data`` is ignored. Nothing is copied on rank 0, nor on the others.
+    Other ranks' ``data`` is ignored. No rank makes a copy of it.
     """
+    own: Any = data or b""
 
     def send(job: World) -> Any:
-        own = data if job.rank == 0 else bytearray(job.comm.bcast(None))
-        if job.rank == 0:
-            job.comm.bcast(len(data or b""))
-        _broadcast(job, np.frombuffer(own or b"", "u1"), 0)
-        return own
+        size = job.comm.bcast(len(own))
+        received = own if job.rank == 0 else bytearray(size)
+        if size:
+            _broadcast(job, np.frombuffer(received, "u1"), 0)
+        return received
 
-    return _wait("broadcast of bytes", data or b"", send)
+    return _wait("broadcast of bytes", own, send)
 
 
 def gather_to_first(array: np.ndarray, name: str = "gather") -> list[np.ndarray]:
@@ -271,13 +273,12 @@ def _push(
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
             sum_up = functools.partial(nccl.sum_over_ranks, some, job.comm)
-            meet = functools.partial(meet, f"{name} of {dtype} by NCCL", sum_up)
-            _push_operator(name, meet, some)
+            sum_now = functools.partial(meet, f"{name} of {dtype} by NCCL", sum_up)
+            _push_operator(name, sum_now, some)
             continue
         with _staged(some, dtype) if any(on_gpus) else contextlib.nullcontext(some) as on_host:
-            meet = functools.partial(meet, f"{name} of {dtype}")
-            run_flat = functools.partial(_run_flat, meet, functools.partial(run, job), on_host)
-            _push_operator(name, run_flat, on_host)
+            how = functools.partial(meet, f"{name} of {dtype}"), functools.partial(run, job)
+            _push_operator(name, functools.partial(_run_flat, *how, on_host), on_host)
 
 
 @contextlib.contextmanager

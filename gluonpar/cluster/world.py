@@ -86,7 +86,7 @@ class World:
         place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
         places = comm.allgather(place)
         self.mpi, self.mpi_lock = mpi, threading.Lock()
-        self._noted: dict[str, list] = {}
+        self._noted: dict[str, list[Used]] = {}  # by parameter: see note()
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.large_comm = pkl5.Intracomm(comm)  # also for picklable objects of more than 2 GiB
         hosts = [host for host, *_ in places]
@@ -138,8 +138,9 @@ class World:
     ) -> list[tuple[str, Facts, str]]:
         """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
 
-        Returns [] if all ranks have given the same call and facts, else those of each rank. Ends
-        the job if only some ranks are at the end of their programs.
+        Returns [] if all ranks have given the same call and facts, else the arguments of each rank.
+        Ends the job, with ``shown`` for the call, if only some ranks are at the end of their
+        programs.
         """
         checksum = zlib.crc32(f"{call} {encoded(facts)}".encode())
         extremes = np.array([checksum, -checksum], np.int64)

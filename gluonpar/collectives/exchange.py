@@ -179,24 +179,16 @@ class Exchange:
                 cluster.allreduce(arrays, self._compression, by_nccl, self._combine, name)
 
     @atomic()
-    def broadcast(
-        self,
-        buckets: Sequence[Bucket],
-        rank: int = 0,
-        name: str = "broadcast",
-        of: Sequence[str] | None = None,
-    ) -> None:
+    def broadcast(self, buckets: Sequence[Bucket], rank: int = 0, name: str = "broadcast") -> None:
         """Replace every array of each list by the root's array of process ``rank``.
 
-        Buckets without a root are left as they are. Errors call the lists by the names ``of``.
+        Buckets without a root are left as they are.
         """
-        names = iter(of or ())
         for lists, root, _ in buckets:
             if root is None:
                 continue
             if self.num_processes > 1:
-                of_lists = [*itertools.islice(names, len(lists))]
-                cluster.broadcast([data[root] for data in lists], rank, name, of_lists or None)
+                cluster.broadcast([data[root] for data in lists], rank, name)
             if len(self.ctx) > 1:
                 executor.broadcast(self.chosen(lists), lists, root)
 

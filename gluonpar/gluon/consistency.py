@@ -15,7 +15,8 @@ import gc
 import itertools
 import re
 import weakref
-from typing import Any, Callable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 from mxnet import gluon
@@ -36,21 +37,22 @@ class Identity:
     """
 
     name = ""
+    names: Mapping[gluon.Parameter, str] = MappingProxyType({})
 
     def __init__(self, params: Sequence[gluon.Parameter]) -> None:
         if cluster.size() == 1:
             return
-        self._names = dict(zip(params, _names(params)))
+        self.names = names(params)
         more = f" and {len(params) - 3} more" if len(params) > 3 else ""
-        self.name = f"Trainer {next(_numbers)} ({', '.join([*self._names.values()][:3])}{more})"
+        self.name = f"Trainer {next(_numbers)} ({', '.join([*self.names.values()][:3])}{more})"
         alike = filter(private_fields.differentiable, params)
-        self._alike = [(f"value of {self._names[param]}", param) for param in alike]
+        self._alike = [(f"value of {self.names[param]}", param) for param in alike]
         self._has_compared, self._num_set = False, [*map(set_values.count, params)]
 
     def check(self, **options: Any) -> None:
         """Raise ValueError on all ranks if Trainers differ; the first call waits for all ranks."""
         if self.name and not self._has_compared:
-            kinds = [(name, p.shape, np.dtype(p.dtype).name) for p, name in self._names.items()]
+            kinds = [(name, p.shape, np.dtype(p.dtype).name) for p, name in self.names.items()]
             of_params = {f"parameter {i}": kind for i, kind in enumerate(kinds)}
             cluster.check_equal({**options, **of_params})
             self._has_compared = True
@@ -63,20 +65,20 @@ class Identity:
         """
         if not self.name:
             return {}
-        before, self._num_set = self._num_set, [*map(set_values.count, self._names)]
-        named = self._names.items()
+        before, self._num_set = self._num_set, [*map(set_values.count, self.names)]
+        named = self.names.items()
         reqs = {name: param.grad_req for param, name in named if param.grad_req != "write"}
         arrays = {name: private_fields.values(param)[0] for name, param in self._alike}
         has_changed = self._num_set != before
         return {"facts": {"grad_req": reqs, **facts}, "arrays": arrays, "has_changed": has_changed}
 
-    def note(self, params: Sequence[gluon.Parameter], used: used_numbers.Numbers) -> None:
+    def note(self, params: Sequence[gluon.Parameter], used: used_numbers.Calls) -> None:
         """Have ranks compare, when they meet next, the numbers by which ``params`` were updated."""
-        names = map(self._names.__getitem__, params)
-        cluster.note(zip(names, used_numbers.by_array(used, len(params))))
+        of_params = map(self.names.__getitem__, params)
+        cluster.note(zip(of_params, used_numbers.by_array(used, len(params))))
 
 
-def _names(params: Sequence[gluon.Parameter]) -> Iterator[str]:
+def names(params: Sequence[gluon.Parameter]) -> dict[gluon.Parameter, str]:
     """Return the parameters' names; blocks that MXNet has numbered have other numbers in them.
 
     MXNet numbers a block without a prefix of its own, and without a parent, by the blocks that this
@@ -95,29 +97,34 @@ def _names(params: Sequence[gluon.Parameter]) -> Iterator[str]:
     new = {"": ""}
     for alias, entries in itertools.groupby(sorted(numbered), lambda entry: entry[0]):
         new.update((prefix, f"{alias}{i}_") for i, (*_, prefix) in enumerate(entries))
-    for param in params:
-        prefix = max(filter(param.name.startswith, new), key=len)
-        yield new[prefix] + param.name[len(prefix) :]
+    prefixes = {param: max(filter(param.name.startswith, new), key=len) for param in params}
+    return {param: new[old] + param.name[len(old) :] for param, old in prefixes.items()}
 
 
-def start_alike(params: Sequence[gluon.Parameter]) -> None:
+def start_alike(
+    params: Sequence[gluon.Parameter], named: Mapping[gluon.Parameter, str] | None = None
+) -> None:
     """Give ``params`` rank 0's values, now and whenever they are initialised, on all devices.
 
     Random operators then draw other numbers on each rank. All ranks must call this, and initialise,
-    with the same parameters in the same order.
+    with the same parameters in the same order. Errors call them as ``named``, by :func:`names`.
     """
     if cluster.size() == 1:
         return
+    named = named or names(params)
     dense = [param for param in params if private_fields.stype(param) == "default"]
-    _alike.update(zip(dense, _names(dense)))
+    _alike.update((param, named[param]) for param in dense)
     _broadcast([param for param in dense if private_fields.values(param) is not None])
     cluster.draw_apart(params[0].list_ctx() if params else ())
 
 
 def _broadcast(params: Sequence[gluon.Parameter]) -> None:
+    lists = [*map(private_fields.values, params)]
+    for param, copies in zip(params, lists):
+        cluster.broadcast(copies[:1], of=[_alike[param]])
     if params:
-        lists, of = [*map(private_fields.values, params)], [*map(_alike.__getitem__, params)]
-        Exchange([array.context for array in lists[0]]).broadcast(in_buckets(lists), of=of)
+        over = Exchange([array.context for array in lists[0]]).inside
+        over.broadcast(in_buckets(lists))
 
 
 @private_fields.around(private_fields.INITIALISES)

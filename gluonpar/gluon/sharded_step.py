@@ -92,8 +92,8 @@ class Step:
         """Return the buckets to be summed, without parameters that no device of any rank used.
 
         All ranks must call this before each sum; what they compare are arguments of
-        :func:`gluonpar.cluster.check_equal_async`. Raises UserWarning for a
-        parameter without a new gradient, unless ``ignore_stale_grad``.
+        :func:`gluonpar.cluster.check_equal_async`. Raises UserWarning for a parameter without a new
+        gradient, unless ``ignore_stale_grad``.
         """
         how = self._exchange.num_processes, self._name
         summands = gradients.summands(self._grads, *how, **compared)
@@ -253,9 +253,10 @@ class Step:
         rates = private_fields.count_updates(sgd, indices)
         if self._updater.note and indices:  # as MXNet's operators would be given them
             lrs, wds = zip(*(rates[i] for i in indices))
-            options = [(name, getattr(sgd, name)) for name in ("momentum", "clip_gradient")]
-            used = [("lrs", lrs), ("wds", wds), ("rescale_grad", sgd.rescale_grad)]
-            self._updater.note(indices, used + [each for each in options if each[1]])
+            used = {"lrs": lrs, "wds": wds, "rescale_grad": sgd.rescale_grad}
+            options = {"momentum": sgd.momentum, "clip_gradient": sgd.clip_gradient}
+            used.update((name, value) for name, value in options.items() if value)
+            self._updater.note(indices, [([*used], [*used.values()])])
 
         def rule_of(copies: Copies) -> tuple:
             i, (lr, wd) = copies.index, rates[copies.index]

@@ -119,10 +119,11 @@ class Trainer(gluon.Trainer):
         self.__identity = consistency.Identity(self.__in_order)
         if self.__identity.name:
             first.note = self.__note
+            gradients.begin_to_count_samples()
         self.__grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
             self.__compare()  # before the first forward, so that ranks that differ are refused
-        consistency.start_alike(self.__in_order)
+        consistency.start_alike(self.__in_order, self.__identity.names)
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
@@ -133,7 +134,7 @@ class Trainer(gluon.Trainer):
         not positive and finite, and inside :meth:`no_sync`.
         """
         work = self.__begun()
-        batch_size = self.__told(optim.check_batch_size(batch_size))
+        batch_size = self.__divide_by(optim.check_batch_size(batch_size))
         compared = self.__identity.compared(batch_size=batch_size)
         halves = (self._allreduce_grads, Trainer._allreduce_grads), (self._update, Trainer._update)
         if any(getattr(own, "__func__", None) is not ours for own, ours in halves):
@@ -166,7 +167,7 @@ class Trainer(gluon.Trainer):
         by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
         """
         self.__begun()
-        self.__told(optim.check_batch_size(batch_size, may_overflow=True))
+        self.__divide_by(optim.check_batch_size(batch_size, may_overflow=True))
         gradients.check_summed(self._params)
         self._update(ignore_stale_grad)
 
@@ -286,14 +287,14 @@ class Trainer(gluon.Trainer):
 
     _init_kvstore = _reset_kvstore
 
-    def __told(self, batch_size: float) -> float:
+    def __divide_by(self, batch_size: float) -> float:
         """Have the next update divide by ``batch_size``, and return it."""
         self._check_and_rescale_grad(self._scale / batch_size)
         if self.__identity.name:
             gradients.tell_samples(self.__grads, batch_size)
         return batch_size
 
-    def __note(self, indices: Sequence[int], used: used_numbers.Numbers) -> None:
+    def __note(self, indices: Sequence[int], used: used_numbers.Calls) -> None:
         self.__identity.note([self._params[i] for i in indices], used)
 
     def __compare(self) -> None:

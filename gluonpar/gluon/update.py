@@ -24,7 +24,7 @@ from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signu
 from gluonpar.checkpoint import optimizer_states
 from gluonpar.runtime import devices, private_fields, set_values, used_numbers
 
-Note = Callable[[Sequence[int], used_numbers.Numbers], None]
+Note = Callable[[Sequence[int], used_numbers.Calls], None]
 
 
 def listed(params: Any) -> list[gluon.Parameter]:

@@ -4,6 +4,7 @@ from gluonpar.gradients import passes  # noqa: F401 - from now on it is told of 
 from gluonpar.gradients.by_hand import follow_copies, of
 from gluonpar.gradients.law import discard
 from gluonpar.gradients.records import Gradients, of_grads
+from gluonpar.gradients.samples import begin_to_count as begin_to_count_samples
 from gluonpar.gradients.samples import tell as tell_samples
 from gluonpar.gradients.static_graphs import adopt, track
 from gluonpar.gradients.sums import (
@@ -16,6 +17,6 @@ from gluonpar.gradients.sums import (
     summed,
 )
 
-__all__ = ["Gradients", "adopt", "are_sums", "check_summed", "discard", "follow_copies"]
-__all__ += ["mark_exchanged", "mark_summed", "mark_used", "of", "of_grads", "summands", "summed"]
-__all__ += ["tell_samples", "track"]
+__all__ = ["Gradients", "adopt", "are_sums", "begin_to_count_samples", "check_summed", "discard"]
+__all__ += ["follow_copies", "mark_exchanged", "mark_summed", "mark_used", "of", "of_grads"]
+__all__ += ["summands", "summed", "tell_samples", "track"]

@@ -14,11 +14,17 @@ from typing import Iterable, Sequence
 from mxnet.base import NDArrayHandle
 
 from gluonpar import cluster
-from gluonpar.cluster import world
 from gluonpar.gradients.records import Gradients
 from gluonpar.runtime import memory, tape
 
-_is_counting = world.launched()
+_is_counting = False  # from the first Trainer of the job on, until its first step
+_is_told = False
+
+
+def begin_to_count() -> None:
+    """Count the samples of passes from now on, if the job has had no step."""
+    global _is_counting
+    _is_counting = not _is_told
 
 
 def count(heads: Iterable[int], written: Sequence[tape.Written]) -> None:
@@ -38,9 +44,9 @@ def count(heads: Iterable[int], written: Sequence[tape.Written]) -> None:
 
 def tell(of_params: Iterable[Gradients], batch_size: float) -> None:
     """In a job's first step, print on rank 0 what a step divides by. All ranks call this."""
-    global _is_counting
-    if _is_counting and cluster.size() > 1:
-        _is_counting = False
+    global _is_counting, _is_told
+    if not _is_told and cluster.size() > 1:
+        _is_counting, _is_told = False, True
         num_samples = max(grads.num_samples for grads in of_params)
         how = "numbers of samples", functools.partial(_print, batch_size)
         cluster.PendingGather(num_samples, *how)
@@ -49,7 +55,7 @@ def tell(of_params: Iterable[Gradients], batch_size: float) -> None:
 def _print(batch_size: float, of_ranks: Sequence[int]) -> None:
     if not cluster.is_main():
         return
-    divides = f"divides the sum of the gradients of all ranks by batch_size={batch_size:g}"
+    divides = f"divides the sum of the gradients of all ranks by batch_size={batch_size:.12g}"
     line = f"gluonpar: the first step {divides}"
     if max(of_ranks) > 1:  # otherwise losses may be means
         if len({*of_ranks}) == 1:
