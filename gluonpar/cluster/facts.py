@@ -42,9 +42,8 @@ def encoded(value: Any) -> str:
 
 def compare(of_ranks: Sequence[Facts], call: str) -> None:
     """Raise ValueError, naming what differs, unless all ranks have the same facts."""
-    of_ranks = [_single(facts) for facts in of_ranks]
-    first = of_ranks[0]
-    for rank, facts in enumerate(of_ranks):
+    first, *others = map(_flat, of_ranks)
+    for rank, facts in enumerate(others, 1):
         different = [
             f"{name} is {facts.get(name)!r} on rank {rank} and {first.get(name)!r} on rank 0"
             for name in {**first, **facts}
@@ -59,15 +58,7 @@ def compare(of_ranks: Sequence[Facts], call: str) -> None:
             )
 
 
-def _single(facts: Facts) -> Facts:
-    """Return ``facts`` with a fact for each of the numbers by which something was updated."""
-    single: Facts = {}
-    for name, value in facts.items():
-        several = value if isinstance(value, list) else [value]
-        if all(type(each) is Used for each in several):
-            for key in {key: None for used in several for key in used}:
-                numbers_of = [used.get(key) for used in several]
-                single[f"{key} of {name}"] = numbers_of[0] if len(several) == 1 else numbers_of
-        else:
-            single[name] = value
-    return single
+def _flat(facts: Facts) -> Facts:
+    """Return ``facts`` with a fact for each number by which something was updated."""
+    parts = ((name, fact if type(fact) is Used else {"": fact}) for name, fact in facts.items())
+    return {f"{key} of {name}" if key else name: part[key] for name, part in parts for key in part}

@@ -36,6 +36,7 @@ _TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or pri
 # Launchers without MPI, and their variables: the number of processes, and a process's number.
 _WITHOUT_MPI = ("srun", _SLURM_TASKS, "SLURM_PROCID"), ("torchrun", "WORLD_SIZE", "RANK")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_COLLECTIVE = "next collective"  # the name of a fact
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
 
@@ -112,11 +113,10 @@ class World:
 
         def meet() -> None:
             with self.detector.operation(failures.ENDED) as number:
-                given = self.meet(number, failures.ENDED, self.with_noted({}), failures.ENDED)
-            try:
-                compare([facts for _, facts, _ in given] or [{}], "the last update")
-            except ValueError as error:
-                self.detector.abort(f"has ended its program, but {error}")
+                try:
+                    self.meet(number, failures.ENDED, self.with_noted({}))
+                except ValueError as error:
+                    self.detector.abort(f"has ended its program, but {error}")
 
         engine.drain()
         self.messages.close(meet)
@@ -130,19 +130,24 @@ class World:
     def with_noted(self, facts: Facts) -> Facts:
         """Return ``facts``, and those that have been noted since the last call."""
         noted, self._noted = self._noted, {}
-        several = {name: each[0] if len(each) == 1 else each for name, each in noted.items()}
-        return {**facts, **several}
+        every = [(name, i, used) for name in noted for i, used in enumerate(noted[name])]
+        return {**facts, **{f"{name} (update {i + 1})" if i else name: u for name, i, u in every}}
 
     def meet(
-        self, number: int, call: str, facts: Facts, shown: str
-    ) -> list[tuple[str, Facts, str]]:
+        self,
+        number: int,
+        call: str,
+        facts: Facts,
+        bits: Callable[[], Facts] = dict,
+        has_changed: bool = False,
+    ) -> None:
         """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
 
-        Returns [] if all ranks have given the same call and facts, else the arguments of each rank.
-        Ends the job, with ``shown`` for the call, if only some ranks are at the end of their
-        programs.
+        Raises ValueError unless all have the same call, facts and, if any rank ``has_changed``
+        arrays, ``bits()``. Ends the job if only some ranks are at the end of their programs.
         """
-        checksum = zlib.crc32(f"{call} {encoded(facts)}".encode())
+        facts = {_COLLECTIVE: call, **facts}
+        checksum = zlib.crc32(encoded({**facts, **(bits() if has_changed else {})}).encode())
         extremes = np.array([checksum, -checksum], np.int64)
         with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
@@ -152,15 +157,15 @@ class World:
                     break
             time.sleep(_POLL_SECONDS if polls >= _POLLS_AT_ONCE else 0)
         if extremes[0] == -extremes[1]:  # the largest is the smallest
-            return []
+            return
         with self.mpi_lock:
-            given = self.comm.allgather((call, facts, shown))
-        calls = [call for call, *_ in given]
+            of_ranks = self.comm.allgather({**facts, **bits()})
+        calls = [facts[_COLLECTIVE] for facts in of_ranks]
         if len({*calls}) > 1 and failures.ENDED in calls:
-            waits = next(shown for call, _, shown in given if call != failures.ENDED)
+            waits = next(call for call in calls if call != failures.ENDED)
             why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
             self.detector.abort(why, calls.index(failures.ENDED))
-        return given
+        compare(of_ranks, call)
 
 
 _world: World | None = None  # after a fork, the parent's

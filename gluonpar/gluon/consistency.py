@@ -22,7 +22,6 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.runtime import private_fields, set_values, used_numbers
 
 _numbers = itertools.count(1)
@@ -119,12 +118,11 @@ def start_alike(
 
 
 def _broadcast(params: Sequence[gluon.Parameter]) -> None:
-    lists = [*map(private_fields.values, params)]
-    for param, copies in zip(params, lists):
-        cluster.broadcast(copies[:1], of=[_alike[param]])
-    if params:
-        over = Exchange([array.context for array in lists[0]]).inside
-        over.broadcast(in_buckets(lists))
+    for param in params:
+        first, *others = private_fields.values(param)
+        cluster.broadcast([first], of=[_alike[param]])
+        for copy in others:
+            first.copyto(copy)
 
 
 @private_fields.around(private_fields.INITIALISES)
