@@ -96,13 +96,12 @@ def peak_bytes() -> int:
 def prepare(runtime: str, devices: list) -> None:
     """Import gluonpar, or make MXNet importable without it, or do nothing."""
     if runtime == "gluonpar":
-        importlib.import_module("gluonpar")
+        importlib.import_module("gluonpar.step")
     if runtime == "mxnet":
-        path = ROOT / "gluonpar" / "install" / "entry.py"
-        runpy.run_path(str(path))["skip_init"]("gluonpar")
-        importlib.import_module("gluonpar.install.compatibility").install()
+        install = ROOT / "gluonpar" / "install"  # files that can be run without gluonpar
+        runpy.run_path(str(install / "compatibility.py"))["install"](*[lambda: None] * 2)
         if any(kind == "gpu" for kind, _ in devices):
-            importlib.import_module("gluonpar.install.wheels").load_cuda_libraries()
+            runpy.run_path(str(install / "wheels.py"))["load_cuda_libraries"]()
 
 
 if __name__ == "__main__":

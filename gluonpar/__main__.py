@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Sequence
 
-from gluonpar.install import __version__, entry
+from gluonpar.install import __version__, entry, startup
 
 ABOUT = "Train one model on several devices with MXNet, and examine this machine."
 HINT = "To start: gluonpar train --num-gpus 2"
@@ -30,6 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog = f"gluonpar {argv[0]}"
 
         def work() -> int:
+            if argv[0] == "selftest":
+                # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors
+                # of float32 products to TF32, with 11 significant bits. Comparisons need float32.
+                os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+            try:
+                if argv[0] != "doctor":
+                    startup.start()
+            except ImportError as error:
+                entry.Parser(prog=prog).error(str(error))
             if argv[0] in ("bench", "selftest") and _is_in_job(prog):
                 return entry.BAD_REQUEST
             module = importlib.import_module(f"gluonpar.{COMMANDS[argv[0]][0]}")

@@ -9,18 +9,16 @@ Needs only the standard library. Exit code 0; 2 if it is given arguments.
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from pathlib import Path
 from typing import Sequence
 
-PACKAGE = Path(__file__).resolve().parents[1] / "gluonpar"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def choose() -> tuple[str, str]:
     """Return the extra, and the reason in words."""
-    # MXNet is not installed yet, so gluonpar cannot be imported as a whole.
-    runpy.run_path(str(PACKAGE / "install" / "entry.py"))["skip_init"]("gluonpar")
+    sys.path.insert(0, str(ROOT))  # gluonpar is not installed yet, nor is MXNet
     from gluonpar.install import driver
 
     reason = driver.why_unusable()

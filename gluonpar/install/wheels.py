@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
+import importlib.machinery
 import os
 import sys
 import sysconfig
@@ -56,7 +56,7 @@ GCC_PACKAGES = {
 
 def package() -> Path | None:
     """Return the folder of the package ``mxnet`` that an import would take, or None."""
-    spec = importlib.util.find_spec("mxnet")
+    spec = importlib.machinery.PathFinder.find_spec("mxnet")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 

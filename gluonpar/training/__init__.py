@@ -1,10 +1,35 @@
-"""A whole training run: data, epochs, console output, checkpoints, profile, and command line."""
+"""A whole training run: data, epochs, console output, checkpoints, profile, and command line.
 
-from gluonpar.training.checkpointing import ResumeError, Terminated
-from gluonpar.training.configuration import Configuration
-from gluonpar.training.console import Console
-from gluonpar.training.history import Epoch, History
-from gluonpar.training.run import Run, train
+The names are imported when they are used, since data/ and the options need no MXNet.
+"""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gluonpar.training.checkpointing import ResumeError, Terminated
+    from gluonpar.training.configuration import Configuration
+    from gluonpar.training.console import Console
+    from gluonpar.training.history import Epoch, History
+    from gluonpar.training.run import Run, train
+
+_MODULES = {
+    "Configuration": "configuration",
+    "Console": "console",
+    "Epoch": "history",
+    "History": "history",
+    "ResumeError": "checkpointing",
+    "Run": "run",
+    "Terminated": "checkpointing",
+    "train": "run",
+}
 __all__ = ["Configuration", "Console", "Epoch", "History", "ResumeError", "Run", "Terminated"]
 __all__ += ["train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
