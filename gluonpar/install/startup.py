@@ -97,7 +97,7 @@ class _Finder:
         if package != "gluonpar" or place[0] in _WITHOUT_MXNET or "mxnet" in sys.modules:
             return None
         start()
-        module = sys.modules.get(name)
+        module = sys.modules.pop(name, None)  # else Python would take its spec, and run it again
         return importlib.machinery.ModuleSpec(name, _Imported(module)) if module else None
 
 

@@ -38,7 +38,7 @@ FIRST = {
     "a name": "from gluonpar import sgd",
     "an attribute": "import gluonpar; gluonpar.metrics.accuracy",
     "a module": "from gluonpar.runtime import memory",
-    "a room": "import gluonpar.gluon, gluonpar.training.run, gluonpar.diagnostics.bench",
+    "a room": "import gluonpar.collectives, gluonpar.gluon, gluonpar.training.run, gluonpar.diagnostics.bench",
     "models": "import gluonpar.models.lenet",
 }
 
@@ -52,6 +52,8 @@ def test_whatever_is_imported_first_mxnets_classes_get_what_gluonpar_gives_them(
         "net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])\n"
         "trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='gluonpar')\n"
         "assert isinstance(trainer, gluonpar.Trainer)\n"
+        "from gluonpar.gluon import trainer\n"
+        "assert trainer.Trainer is gluonpar.gluon.Trainer is gluonpar.Trainer\n"
         "for name, module in [*sys.modules.items()]:\n"
         "    if name.startswith('gluonpar.'):\n"
         "        assert module.__spec__.origin and module.__loader__.name == name, name\n"
