@@ -99,7 +99,7 @@ def prepare(runtime: str, devices: list) -> None:
         importlib.import_module("gluonpar.step")
     if runtime == "mxnet":
         install = ROOT / "gluonpar" / "install"  # files that can be run without gluonpar
-        runpy.run_path(str(install / "compatibility.py"))["install"](*[lambda: None] * 2)
+        runpy.run_path(str(install / "compatibility.py"))["install"]()
         if any(kind == "gpu" for kind, _ in devices):
             runpy.run_path(str(install / "wheels.py"))["load_cuda_libraries"]()
 

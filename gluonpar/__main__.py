@@ -7,16 +7,33 @@ import os
 import sys
 from typing import Sequence
 
-from gluonpar.install import __version__, entry, startup
+from gluonpar import options
+from gluonpar.install import startup
 
 ABOUT = "Train one model on several devices with MXNet, and examine this machine."
 HINT = "To start: gluonpar train --num-gpus 2"
-# The module whose ``main`` runs the command, imported when it is used: all but doctor need MXNet.
-COMMANDS = {
-    "train": ("training.command_line", "train LeNet or ResNet-18 on K GPUs, or on K CPU devices"),
-    "bench": ("diagnostics.bench", "measure the all-reduce algorithms beside MXNet's own"),
-    "selftest": ("diagnostics.self_test", "test that gluonpar computes correctly on these devices"),
-    "doctor": ("diagnostics.doctor", "print what is installed and what is wrong, with remedies"),
+# The options of each command, and the module whose ``main`` runs it, imported when it is used.
+COMMANDS: dict[str, tuple[type[options.Options], str, str]] = {
+    "train": (
+        options.Configuration,
+        "training.command_line",
+        "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
+    ),
+    "bench": (
+        options.Bench,
+        "diagnostics.bench",
+        "measure the all-reduce algorithms beside MXNet's own",
+    ),
+    "selftest": (
+        options.SelfTest,
+        "diagnostics.self_test",
+        "test that gluonpar computes correctly on these devices",
+    ),
+    "doctor": (
+        options.Doctor,
+        "diagnostics.doctor",
+        "print what is installed and what is wrong, with remedies",
+    ),
 }
 ALIASES = {"verify": "selftest"}
 
@@ -26,38 +43,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] == "help":  # as `gluonpar COMMAND --help`
         argv = [*argv[1:], "--help"]
-    argv[:1] = [ALIASES.get(name, name) for name in argv[:1]]
-    if argv and argv[0] in COMMANDS:
-        prog = f"gluonpar {argv[0]}"
-
-        def work() -> int:
-            if argv[0] == "selftest":
-                # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors
-                # of float32 products to TF32, with 11 significant bits. Comparisons need float32.
-                os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
-            try:
-                if argv[0] != "doctor":
-                    startup.start()
-            except ImportError as error:
-                entry.Parser(prog=prog).error(str(error))
-            if argv[0] in ("bench", "selftest") and _is_in_job(prog):
-                return entry.BAD_REQUEST
-            module = importlib.import_module(f"gluonpar.{COMMANDS[argv[0]][0]}")
-            return module.main(argv[1:], prog)
-
-        return entry.run(prog, work)
-    lines = [f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items()]
-    parser = entry.Parser(
+    name = ALIASES.get(argv[0], argv[0]) if argv else ""
+    if name in COMMANDS:
+        return start(name, argv[1:], f"gluonpar {name}")
+    lines = [f"  {name:<10}{about}" for name, (*_, about) in COMMANDS.items()]
+    parser = options.Parser(
         prog="gluonpar",
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
         description="\n".join([ABOUT, "", "commands:", *lines, "", HINT]),
     )
-    parser.add_argument("--version", action="version", version=f"gluonpar {__version__}")
     if argv and argv[0] not in ("-h", "--help", "--version"):
         parser.error(f"there is no command {argv[0]!r}; start with one of {', '.join(COMMANDS)}")
-    parser.parse_args(argv)
-    parser.print_help()
-    return 0
+
+    def work() -> int:
+        parser.parse_args(argv)
+        parser.print_help()
+        return 0
+
+    return options.run("gluonpar", work)
+
+
+def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
+    """Check the options ``argv`` of a command, import MXNet if it needs it, and run it.
+
+    Returns the exit code. ``prog`` is the program's name in messages. A script that trains one
+    ``model`` refuses another.
+    """
+    kind, module, _ = COMMANDS[name]
+
+    def work() -> int:
+        of_model = ["--model", model] if model else []
+        parser = options.check(kind, [*of_model, *argv], prog)
+        if model and model != parser.parse_args([*of_model, *argv]).model:
+            parser.error(f"--model must be {model} here; `gluonpar train` trains others")
+        if name == "selftest":
+            # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
+            # float32 products to TF32, with 11 significant bits. Comparisons need float32.
+            os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+        if name != "doctor":
+            try:
+                startup.start()
+            except ImportError as error:
+                parser.error(str(error))
+        if name in ("bench", "selftest") and _is_in_job(prog):
+            return options.BAD_REQUEST
+        main: int = importlib.import_module(f"gluonpar.{module}").main([*of_model, *argv], prog)
+        return main
+
+    return options.run(prog, work)
 
 
 def _is_in_job(prog: str) -> bool:

@@ -7,7 +7,7 @@ python scripts/bench_allreduce.py --num-gpus 2
 import sys
 
 try:
-    from gluonpar.diagnostics import bench
+    from gluonpar import __main__ as command
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"bench_allreduce.py: error: {error}{remedy}", file=sys.stderr)
@@ -16,4 +16,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(bench.main())
+    sys.exit(command.start("bench", sys.argv[1:], "bench_allreduce.py"))

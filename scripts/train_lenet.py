@@ -9,7 +9,7 @@ python scripts/train_lenet.py --gpus 0,2 --batch-size 512 --plot lenet.png
 import sys
 
 try:
-    from gluonpar.training import command_line
+    from gluonpar import __main__ as command
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"train_lenet.py: error: {error}{remedy}", file=sys.stderr)
@@ -18,4 +18,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(["--model", "lenet", *sys.argv[1:]]))
+    sys.exit(command.start("train", sys.argv[1:], "train_lenet.py", "lenet"))

@@ -8,7 +8,7 @@ python scripts/train_resnet18.py --num-gpus 2 --device cpu --epochs 1 --limit 20
 import sys
 
 try:
-    from gluonpar.training import command_line
+    from gluonpar import __main__ as command
 except ImportError as error:
     remedy = " (in a clone: pip install -e '.[cpu]')" if error.name == "gluonpar" else ""
     print(f"train_resnet18.py: error: {error}{remedy}", file=sys.stderr)
@@ -17,4 +17,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 
 if __name__ == "__main__":
-    sys.exit(command_line.main(["--model", "resnet18", *sys.argv[1:]]))
+    sys.exit(command.start("train", sys.argv[1:], "train_resnet18.py", "resnet18"))

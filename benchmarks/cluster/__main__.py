@@ -11,47 +11,56 @@ Exit code: 0; 1 if a sum was wrong, a loss another than the others', or a candid
 request that cannot be met; 130 after Ctrl-C.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import sys
 
 from benchmarks.cluster import tables
 from benchmarks.cluster.candidates import CANDIDATES, measure
 from benchmarks.jobs import Comparison
-from benchmarks.options import integers, one_of
 from gluonpar.diagnostics import harness
+from gluonpar.options import Measured, option
 from gluonpar.runtime import threads
 
-SIZES = "256,16384,262144,11000000"  # float32: 1 KiB, 64 KiB, 1 MiB and 44 MB
+SIZES = 256, 16384, 262144, 11000000  # float32: 1 KiB, 64 KiB, 1 MiB and 44 MB
 LENET_BYTES = 4 * 129_068
 
 
 def main(argv=None) -> int:
     """Measure what ``argv`` asks for and print it; return the exit code."""
-    return harness.conduct(parser(), argv, prepare, measure_all)
+    return harness.conduct(Asked, argv, prepare, measure_all, "benchmarks.cluster")
 
 
-def parser():
-    """Return the options."""
-    made = harness.BenchmarkParser(__doc__.partition("\n")[0], on_devices=False)
-    made.prog = "benchmarks.cluster"
-    many, positive = integers, {"type": harness.at_least(1), "metavar": "N"}
-    made.add("--processes", "1,2,4", "numbers of processes", type=many, metavar="P,...")
-    made.add("--sizes", SIZES, "float32 in the arrays to sum", type=many, metavar="N,...")
-    known = one_of(CANDIDATES)
-    made.add("--candidates", ",".join(CANDIDATES), "what to measure", type=known, metavar="A,B")
-    made.add("--batch-size", 256, "images per step, over all processes", **positive)
-    made.add("--steps", 5, "steps per sample", **positive)
-    made.add("--rounds", 12, "samples of each candidate", **positive)
-    made.add("--horovod-python", sys.executable, "interpreter that has Horovod", metavar="PATH")
-    number = harness.at_least(0, float)
-    help_ = "predict for a network of this latency, in microseconds (default: as fitted)"
-    made.add_argument("--latency-us", type=number, metavar="T", help=help_)
-    help_ = "and of this bandwidth, in Gbit/s (default: as fitted)"
-    made.add_argument("--gbit", type=harness.at_least(1e-9, float), metavar="B", help=help_)
-    help_ = "predict for this much computation per step (default: measured, without exchange)"
-    made.add_argument("--compute-ms", type=number, metavar="T", help=help_)
-    kind = harness.at_least(0)
-    made.add("--model-bytes", LENET_BYTES, "predict for these gradients", type=kind, metavar="N")
-    return made
+@dataclasses.dataclass(frozen=True)
+class Asked(Measured):
+    """The options."""
+
+    about = __doc__.partition("\n")[0]
+
+    processes: tuple[int, ...] = option(
+        (1, 2, 4), "numbers of processes (%(default)s)", "P,...", least=1
+    )
+    sizes: tuple[int, ...] = option(SIZES, "float32 in the arrays to sum", "N,...", least=1)
+    candidates: tuple[str, ...] = option(
+        tuple(CANDIDATES), "what to measure (all)", "A,B", choices=CANDIDATES
+    )
+    batch_size: int = option(256, "images per step, over all processes (256)", "N", least=1)
+    steps: int = option(5, "steps per sample (%(default)s)", "N", least=1)
+    rounds: int = option(12, "samples of each candidate (%(default)s)", "N", least=1)
+    horovod_python: str = option(sys.executable, "interpreter that has Horovod", "PATH")
+    latency_us: float | None = option(
+        None, "predict for a network of this latency, in microseconds (as fitted)", "T", least=0
+    )
+    gbit: float | None = option(
+        None, "and of this bandwidth, in Gbit/s (as fitted)", "B", least=1e-9
+    )
+    compute_ms: float | None = option(
+        None, "predict for this much computation per step (as measured)", "T", least=0
+    )
+    model_bytes: int = option(
+        LENET_BYTES, "predict for these gradients (%(default)s)", "N", least=0
+    )
 
 
 def prepare(options):

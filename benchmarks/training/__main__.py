@@ -8,11 +8,13 @@ Exit code: 0; 1 if a candidate failed, or trained another function than the othe
 that cannot be met; 130 after Ctrl-C.
 """
 
+from __future__ import annotations
+
 import contextlib
+import dataclasses
 import sys
 
 from benchmarks.jobs import TOLERANCE, Comparison
-from benchmarks.options import integers, one_of
 from benchmarks.training import tables
 from benchmarks.training.candidates import (
     CANDIDATES,
@@ -25,36 +27,44 @@ from benchmarks.training.candidates import (
 )
 from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics import harness
+from gluonpar.options import DEVICES, Measured, option
 from gluonpar.runtime import devices
 
 
 def main(argv=None) -> int:
     """Measure what ``argv`` asks for and print it workload by workload; return the exit code."""
-    return harness.conduct(parser(), argv, prepare, compare)
+    return harness.conduct(Asked, argv, prepare, compare, "benchmarks.training")
 
 
-def parser():
-    """Return the options."""
-    made = harness.BenchmarkParser(__doc__.partition("\n")[0], prog="benchmarks.training")
-    positive, every = {"type": harness.at_least(1), "metavar": "N"}, ",".join(WORKLOADS)
-    known = one_of(WORKLOADS)
-    made.add("--workload", every, "what to train", type=known, metavar="A,B")
-    made.add("--num-gpus", "2", "numbers of devices", type=integers, metavar="K,...")
-    known = one_of(CANDIDATES)
-    made.add("--candidates", ",".join(CANDIDATES), "what to measure", type=known, metavar="A,B")
-    help_ = "samples per step, over all devices (default: the workload's)"
-    made.add_argument("--batch-size", help=help_, **positive)
-    made.add("--steps", 5, "steps per sample", **positive)
-    made.add("--rounds", 12, "samples of each candidate", **positive)
-    kind = harness.at_least(0)
-    made.add("--warmup", 5, "steps before that do not count", type=kind, metavar="N")
-    help_ = "settings take turns in each round, so that a machine's drift is in all of them alike"
-    made.add_argument("--interleave", action="store_true", help=help_)
-    for library, package in LIBRARIES.items():
-        help_ = f"interpreter that has {package} (default: this one)"
-        option = f"--{library}-python"
-        made.add_argument(option, metavar="PATH", default=sys.executable, help=help_)
-    return made
+@dataclasses.dataclass(frozen=True)
+class Asked(Measured):
+    """The options."""
+
+    about = __doc__.partition("\n")[0]
+
+    device: str = option(
+        "auto", "gpu: GPUs only; cpu: CPU devices; auto: GPUs if there are any", choices=DEVICES
+    )
+    workload: tuple[str, ...] = option(
+        tuple(WORKLOADS), "what to train (all)", "A,B", choices=WORKLOADS
+    )
+    num_gpus: tuple[int, ...] = option((2,), "numbers of devices (2)", "K,...", least=1)
+    candidates: tuple[str, ...] = option(
+        tuple(CANDIDATES), "what to measure (all)", "A,B", choices=CANDIDATES
+    )
+    batch_size: int | None = option(
+        None, "samples per step, over all devices (the workload's)", "N", least=1
+    )
+    steps: int = option(5, "steps per sample (%(default)s)", "N", least=1)
+    rounds: int = option(12, "samples of each candidate (%(default)s)", "N", least=1)
+    warmup: int = option(5, "steps before that do not count (%(default)s)", "N", least=0)
+    interleave: bool = option(
+        False, "settings take turns in each round, so that a drift is in all of them alike"
+    )
+    torch_python: str = option(sys.executable, "interpreter that has PyTorch", "PATH")
+    horovod_python: str = option(sys.executable, "interpreter that has Horovod", "PATH")
+    tensorflow_python: str = option(sys.executable, "interpreter that has TensorFlow", "PATH")
+    jax_python: str = option(sys.executable, "interpreter that has JAX", "PATH")
 
 
 def prepare(options):

@@ -19,6 +19,7 @@ that cannot be met; 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -30,10 +31,10 @@ if "mxnet" not in sys.modules:
 import numpy as np
 
 import gluonpar
-from benchmarks.options import integers, one_of
 from benchmarks.training import train_batch
 from benchmarks.training.workloads import WORKLOADS, task
 from gluonpar.diagnostics import harness
+from gluonpar.options import Measured, option
 from gluonpar.runtime import threads
 
 HEADINGS = ("workload", "K", "alone", "python", "rest", "at least", "at most", "measured")
@@ -69,22 +70,24 @@ class Rest(train_batch.TrainBatch):
 
 def main(argv=None) -> int:
     """Measure what ``argv`` asks for and print the predictions; return the exit code."""
-    return harness.conduct(parser(), argv, prepare, measure)
+    return harness.conduct(Asked, argv, prepare, measure, "benchmarks.training.more_cores")
 
 
-def parser():
-    """Return the options."""
-    made = harness.BenchmarkParser(__doc__.partition("\n")[0], on_devices=False)
-    made.prog = "benchmarks.training.more_cores"
-    positive = {"type": harness.at_least(1), "metavar": "N"}
-    known = one_of(WORKLOADS)
-    made.add("--workload", "lenet", "what to train", type=known, metavar="A,B")
-    many = integers
-    made.add("--num-gpus", "1,2,4,8,16", "numbers of devices", type=many, metavar="K,...")
-    made.add("--steps", 5, "steps per sample", **positive)
-    made.add("--rounds", 12, "samples, in turns", **positive)
-    made.add("--warmup", 3, "samples before that do not count", **positive)
-    return made
+@dataclasses.dataclass(frozen=True)
+class Asked(Measured):
+    """The options."""
+
+    about = __doc__.partition("\n")[0]
+
+    workload: tuple[str, ...] = option(
+        ("lenet",), "what to train (%(default)s)", "A,B", choices=WORKLOADS
+    )
+    num_gpus: tuple[int, ...] = option(
+        (1, 2, 4, 8, 16), "numbers of devices (%(default)s)", "K,...", least=1
+    )
+    steps: int = option(5, "steps per sample (%(default)s)", "N", least=1)
+    rounds: int = option(12, "samples, in turns (%(default)s)", "N", least=1)
+    warmup: int = option(3, "samples before that do not count (%(default)s)", "N", least=1)
 
 
 def prepare(options):

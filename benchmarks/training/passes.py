@@ -13,6 +13,7 @@ Exit code: 0; 2 for a request that cannot be met; 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -23,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import worker
-from benchmarks.options import integers
 from gluonpar.diagnostics import harness
+from gluonpar.options import Measured, option
 
 HEADINGS = ("networks", "passes", "gluonpar", "MXNet", "more", "whole step", "MXNet's", "ratio")
 WIDTHS = (9, -11, 10, 10, 9, 11, 10, 7)
@@ -89,19 +90,22 @@ class Row(NamedTuple):
         )
 
 
-def parser():
-    """Return the options."""
-    made = harness.BenchmarkParser(__doc__.partition("\n")[0], on_devices=False)
-    made.prog = "benchmarks.training.passes"
-    positive = {"type": harness.at_least(1), "metavar": "N"}
-    made.add("--params", 161, "parameters per network", **positive)
-    made.add("--num-gpus", 8, "devices", **positive)
-    many = {"type": integers, "metavar": "N,..."}
-    made.add("--networks", "1,100", "networks that are alive; one of them makes steps", **many)
-    made.add("--rounds", 20, "samples, in turns", **positive)
-    made.add("--steps", 1, "steps per sample, of which the last is timed", **positive)
-    made.add("--warmup", 3, "samples before that do not count", **positive)
-    return made
+@dataclasses.dataclass(frozen=True)
+class Asked(Measured):
+    """The options."""
+
+    about = __doc__.partition("\n")[0]
+
+    params: int = option(161, "parameters per network (%(default)s)", "N", least=1)
+    num_gpus: int = option(8, "devices (%(default)s)", "N", least=1)
+    networks: tuple[int, ...] = option(
+        (1, 100), "networks that are alive; one makes steps (%(default)s)", "N,...", least=1
+    )
+    rounds: int = option(20, "samples, in turns (%(default)s)", "N", least=1)
+    steps: int = option(
+        1, "steps per sample, of which the last is timed (%(default)s)", "N", least=1
+    )
+    warmup: int = option(3, "samples before that do not count (%(default)s)", "N", least=1)
 
 
 def prepare(options):
@@ -158,4 +162,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         train(sys.argv[2], *map(int, sys.argv[3:]))
     else:
-        sys.exit(harness.conduct(parser(), None, prepare, measure))
+        sys.exit(harness.conduct(Asked, None, prepare, measure, "benchmarks.training.passes"))

@@ -14,6 +14,7 @@ Exit code: 0; 2 for a request that cannot be met; 130 after Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -23,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.options import integers, one_of, several
 from benchmarks.training.workloads import WORKLOADS
 from gluonpar.diagnostics import harness
+from gluonpar.options import Measured, option
 
 SETTINGS = {
     "as imported": {},
@@ -72,25 +73,30 @@ class Row(NamedTuple):
         return harness.columns((self.workload, self.num_devices, self.others, *times), WIDTHS)
 
 
-def parser():
-    """Return the options."""
-    made = harness.BenchmarkParser(__doc__.partition("\n")[0], on_devices=False)
-    made.prog = "benchmarks.training.shared_machine"
-    positive = {"type": harness.at_least(1), "metavar": "N"}
-    texts = {"type": lambda text: text.split(","), "metavar": "A,B"}
-    known = one_of(WORKLOADS)
-    made.add("--workload", "lenet,mlp,resnet18", "what to train", type=known, metavar="A,B")
-    made.add("--num-gpus", "1,2", "numbers of devices", type=integers, metavar="K,...")
-    loops, quotas = harness.at_least(0), harness.at_least(0.01, float)
-    made.add("--others", "0,1,2,4", "busy loops beside it", type=several(loops))
-    help_ = "processors that it may use, such as 0.5 (default: all)"
-    made.add_argument("--quotas", default=[], type=several(quotas), help=help_)
-    default = "as imported,libgomp's,0,1000,10000,100000,one thread"
-    made.add("--spins", default, "settings: names, or values of GOMP_SPINCOUNT", **texts)
-    made.add("--steps", 3, "steps per sample", **positive)
-    made.add("--rounds", 7, "samples, in turns", **positive)
-    made.add("--warmup", 1, "samples before that do not count", **positive)
-    return made
+@dataclasses.dataclass(frozen=True)
+class Asked(Measured):
+    """The options."""
+
+    about = __doc__.partition("\n")[0]
+
+    workload: tuple[str, ...] = option(
+        ("lenet", "mlp", "resnet18"), "what to train (%(default)s)", "A,B", choices=WORKLOADS
+    )
+    num_gpus: tuple[int, ...] = option((1, 2), "numbers of devices (%(default)s)", "K,...", least=1)
+    others: tuple[int, ...] = option(
+        (0, 1, 2, 4), "busy loops beside it (%(default)s)", "N,...", least=0
+    )
+    quotas: tuple[float, ...] = option(
+        (), "processors that it may use, such as 0.5 (all)", "P,...", least=0.01
+    )
+    spins: tuple[str, ...] = option(
+        ("as imported", "libgomp's", "0", "1000", "10000", "100000", "one thread"),
+        "settings: names, or values of GOMP_SPINCOUNT",
+        "A,B",
+    )
+    steps: int = option(3, "steps per sample (%(default)s)", "N", least=1)
+    rounds: int = option(7, "samples, in turns (%(default)s)", "N", least=1)
+    warmup: int = option(1, "samples before that do not count (%(default)s)", "N", least=1)
 
 
 def prepare(options):
@@ -190,4 +196,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
         train(sys.argv[2], int(sys.argv[3]))
     else:
-        sys.exit(harness.conduct(parser(), None, prepare, measure))
+        sys.exit(
+            harness.conduct(Asked, None, prepare, measure, "benchmarks.training.shared_machine")
+        )

@@ -12,10 +12,10 @@ from gluonpar import cluster
 from gluonpar.collectives import exchange
 from gluonpar.collectives.choice import Choice, choose
 from gluonpar.collectives.exchange import Exchange, in_buckets
+from gluonpar.options import DTYPES
 from gluonpar.runtime import devices, interrupts, memory
 
 OPS = ("sum", "mean", "max", "min")
-DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 # Functions that push the sum of a list that has been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive (memory.fingerprint).

@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
-import re
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Sequence
@@ -18,20 +17,13 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import collectives
-from gluonpar.collectives import operations
 from gluonpar.diagnostics import harness
-from gluonpar.diagnostics.harness import Candidate, Samples, at_least
+from gluonpar.diagnostics.harness import Candidate, Samples
+from gluonpar.options import Bench
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training import Console
 
-EXAMPLES = """
-gluonpar bench --num-gpus 2
-gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
-gluonpar bench --algorithms host,ring --json bench.json
-gluonpar bench --collective reduce_scatter
-"""
-COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
 PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
 NUMPY_THREADS = min(2, threads.cores())
 NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
@@ -42,52 +34,34 @@ WIDTHS = (-18, 10, 9, 7, 7, 8, 7, 6)
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Measure what ``argv`` asks for; return the exit code. ``prog`` is the name in messages."""
-    return harness.conduct(parser(prog), argv, prepare, measure)
+    return harness.conduct(Bench, argv, prepare, measure, prog)
 
 
-def parser(prog: str | None) -> harness.BenchmarkParser:
-    """Return the options, named as in nccl-tests."""
-    made = harness.BenchmarkParser(__doc__, prog=prog, examples=EXAMPLES)
-    size, count = {"type": num_bytes, "metavar": "SIZE"}, {"metavar": "N"}
-    made.add("--min-bytes", "4K", "smallest array of one device, such as 4096 or 4K", **size)
-    made.add("--max-bytes", "64M", "largest array", **size)
-    made.add("--factor", 8, "ratio of one size to the one before", type=at_least(2), **count)
-    made.add("--num-gpus", 2, "number of devices", type=int, metavar="K")
-    made.add("--dtype", "float32", "dtype of the arrays", choices=operations.DTYPES)
-    made.add("--collective", "allreduce", "gluonpar's function to measure", choices=COLLECTIVES)
-    made.add("--iters", 20, "samples", type=at_least(1), dest="rounds", **count)
-    help_ = "calls on the same arrays before the wait; a sample is one call's share"
-    made.add("--calls", 1, help_, type=at_least(1), **count)
-    made.add("--warmup", 5, "samples before that do not count", type=at_least(0), **count)
-    help_ = "algorithms of allreduce to measure (default: all that these devices can use)"
-    made.add_argument("--algorithms", metavar="A,B", help=help_)
-    return made
-
-
-def num_bytes(argument: str) -> int:
-    """Convert 4096, 4K, 64M or 1G to a number."""
-    match = re.fullmatch(r"(\d{1,20})([KMG]?)", argument.upper())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"must be a size such as 4K or 64M, got {argument!r}")
-    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
-
-
-def prepare(options: argparse.Namespace) -> tuple:
+def prepare(options: Bench) -> tuple:
     """Return sizes, contexts, names of candidates, and a notice on the devices."""
-    counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
-    if options.num_gpus == 1:
-        raise ValueError("one device has nothing to exchange; --num-gpus must be at least 2")
     collective, names = options.collective, ["gluonpar"]
-    algorithms = list(dict.fromkeys(options.algorithms.split(","))) if options.algorithms else []
+    algorithms = [*dict.fromkeys(options.algorithms or ())]
+    most = min(2**31 * np.dtype(options.dtype).itemsize, _memory() // (4 * options.num_gpus))
+    if options.max_bytes >= most:
+        raise ValueError(
+            f"max_bytes must be below {most}, got {options.max_bytes}: an array of MXNet has fewer "
+            "than 2^31 elements, and each device's array is in this machine's memory up to 4 times"
+        )
     if algorithms and collective != "allreduce":
-        raise ValueError(f"--algorithms is for allreduce only; leave it out with {collective}")
+        raise ValueError(f"algorithms must be left out with {collective}: they are allreduce's")
     chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
     if collective == "allreduce":
         names = [*(algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
         names.append(NUMPY if chosen.ctx[0].device_type == "cpu" else "mxnet nccl")
     for name in algorithms:
         collectives.check_algorithm(name, chosen.ctx)
+    counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
     return counts, chosen.ctx, names, chosen.notice
+
+
+def _memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(prepared: tuple, console: Console, record: harness.Record) -> list[str]:
@@ -162,7 +136,7 @@ class Result:
         return {**fields, **self.samples.as_dict()}
 
 
-def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: argparse.Namespace) -> Candidate:
+def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: Bench) -> Candidate:
     """Return the candidate ``name`` on one array per device."""
     collective = options.collective
     if name == NUMPY:
@@ -221,7 +195,7 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
 
 
 def measure_size(
-    names: Sequence[str], options: argparse.Namespace, ctx: Sequence[mx.Context], size: int
+    names: Sequence[str], options: Bench, ctx: Sequence[mx.Context], size: int
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays = [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]

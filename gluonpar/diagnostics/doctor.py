@@ -22,16 +22,11 @@ import sys
 import time
 from typing import Callable, Iterator, NamedTuple, Sequence, Tuple
 
-from gluonpar.install import driver, entry, processors, startup, wheels
+from gluonpar.install import driver, processors, startup, wheels
+from gluonpar.options import Doctor, parse
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
-EXAMPLES = """
-gluonpar doctor
-gluonpar doctor --json    # {"wrong": number, "findings": [...]}, the same findings
-"""
-EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed with a remedy"}
-
 _MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
 _CHILD = "import sys; from gluonpar.diagnostics import doctor; doctor.print_findings(sys.argv[1])"
 
@@ -60,9 +55,7 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> int:
     """Print all findings, as text or JSON; return the exit code."""
-    parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    options = parser.parse_args(argv)
+    options, _ = parse(Doctor, argv, prog)
     findings = [finding for topic in CHECKS for finding in examine(topic)]
     num_wrong = sum(finding.state == WRONG for finding in findings)
     if options.json:

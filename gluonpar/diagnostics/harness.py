@@ -6,7 +6,6 @@ takes one sample of every candidate, in an order that changes from round to roun
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import functools
@@ -25,14 +24,14 @@ from typing import Any, Callable, Iterable, Iterator, Sequence, TypeVar
 import mxnet as mx
 import numpy as np
 
-from gluonpar.install import __version__, driver, entry
-from gluonpar.runtime import devices, threads
+from gluonpar.install import __version__, driver
+from gluonpar.options import Measured, Parser, parse, run
+from gluonpar.runtime import threads
 from gluonpar.training import Console
-
-EXIT_CODES = {0: "measured", 1: "some value was wrong; a line says which"}
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 T = TypeVar("T")
+M = TypeVar("M", bound=Measured)
 
 
 @dataclass(frozen=True)
@@ -142,27 +141,12 @@ def _processor() -> str:
     return platform.machine()
 
 
-class BenchmarkParser(entry.Parser):
-    """A parser with the options of all benchmarks; --device only for those on chosen devices."""
-
-    def __init__(self, description: str, on_devices: bool = True, **more: Any) -> None:
-        super().__init__(exit_codes=EXIT_CODES, description=description, **more)
-        self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
-        self.add_argument("--json", metavar="FILE", help="write all samples to this file")
-        if on_devices:
-            help_ = "gpu: GPUs only; cpu: CPU devices; auto: CPU devices if there is no GPU"
-            self.add("--device", "auto", help_, choices=devices.KINDS)
-
-    def add(self, name: str, default: Any, help_: str, **more: Any) -> None:
-        """Add an option whose help ends with its default."""
-        self.add_argument(name, default=default, help=f"{help_} (default: %(default)s)", **more)
-
-
 class Record:
     """The results so far (rows with ``as_dict()``) and what else the --json file will hold."""
 
-    def __init__(self, parser: BenchmarkParser, options: argparse.Namespace) -> None:
-        self.parser, self.options, self.machine = parser, options, machine()
+    def __init__(self, parser: Parser, options: Measured) -> None:
+        self.parser, self.machine = parser, machine()
+        self.options: Any = options
         self.rows: list[Any] = []
         self.more: dict[str, Any] = {}
 
@@ -187,23 +171,24 @@ class Record:
 
 
 def conduct(
-    parser: BenchmarkParser,
+    kind: type[M],
     argv: Sequence[str] | None,
-    prepare: Callable[[argparse.Namespace], T],
+    prepare: Callable[[M], T],
     measure: Callable[[T, Console, Record], list[str]],
+    prog: str | None = None,
 ) -> int:
-    """Parse ``argv``, prepare and measure; return the exit code.
+    """Parse the options in ``argv``, prepare and measure; return the exit code.
 
     A ValueError of ``prepare`` is an error of the command line. ``measure`` extends the record's
     rows and returns complaints, one line each.
     """
-    options = parser.parse_args(argv)
 
     def work() -> int:
+        options, parser = parse(kind, argv, prog)
         console, record = Console(), Record(parser, options)
         try:
             prepared = prepare(options)
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             parser.error(parser.in_options(error))
         record.write()
         complaints = measure(prepared, console, record)
@@ -213,22 +198,7 @@ def conduct(
             parser.error(f"cannot print: {console.failure}")
         return 1 if complaints else 0
 
-    return entry.run(parser.prog, work)
-
-
-def at_least(minimum: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:
-    """Return an argparse type for a finite number that is not below ``minimum``."""
-
-    def number(argument: str) -> Any:
-        with contextlib.suppress(ValueError):
-            value = kind(argument)
-            if minimum <= value < float("inf"):
-                return value
-        raise argparse.ArgumentTypeError(
-            f"must be a number of at least {minimum}, got {argument!r}"
-        )
-
-    return number
+    return run(prog or "benchmark", work)
 
 
 def columns(cells: Sequence[Any], widths: Sequence[int]) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from gluonpar import collectives
-from gluonpar.collectives import operations
 from gluonpar.diagnostics import bench, harness
 from gluonpar.diagnostics.doctor import OK, WRONG, Finding, describe
 from gluonpar.diagnostics.verification import (
@@ -27,18 +26,13 @@ from gluonpar.diagnostics.verification import (
     verify,
 )
 from gluonpar.gluon import Trainer
-from gluonpar.install import entry
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
+from gluonpar.options import DTYPES, SelfTest, parse
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import split_and_load
 from gluonpar.step import train_batch
 from gluonpar.training.data import dataset
 
-EXAMPLES = """
-gluonpar selftest                # all GPUs, or two CPU devices
-gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
-"""
-EXIT_CODES = {0: "nothing is wrong", 1: "something is wrong, and printed"}
 SIZES = (1, 7, 15, 1009, 8481, 1 << 18)
 BATCH_SIZE, STEPS, LR, MOMENTUM, SEED = 66, 5, 0.1, 0.9, 7
 
@@ -48,12 +42,7 @@ MakeStep = Callable[[gluon.Block, List[mx.Context]], Step]
 
 def main(argv: Sequence[str] | None = None, prog: str = "gluonpar selftest") -> int:
     """Run the command line ``argv`` (default: the process's arguments); return the exit code."""
-    parser = entry.Parser(EXAMPLES, EXIT_CODES, prog=prog, description=__doc__)
-    help_ = "K GPUs; K CPU devices if there is no GPU at all"
-    parser.add_argument("--num-gpus", type=int, metavar="K", help=help_)
-    help_ = "only GPUs, or only CPU devices"
-    parser.add_argument("--device", choices=devices.KINDS, default="auto", help=help_)
-    options = parser.parse_args(argv)
+    options, parser = parse(SelfTest, argv, prog)
     num_gpus = options.num_gpus
     if num_gpus is None and (options.device == "cpu" or not devices.gpus_present()):
         num_gpus = 2  # one device has nothing to be compared with
@@ -102,14 +91,14 @@ def _checks(ctx: list[mx.Context]) -> Iterator[tuple[str, Callable[[list[mx.Cont
 
 def check_sums(algorithm: str | None, ctx: Sequence[mx.Context]) -> str:
     """Check that sums of integers, which have no rounding error, are exact on every device."""
-    for dtype, size in itertools.product(operations.DTYPES, SIZES):
+    for dtype, size in itertools.product(DTYPES, SIZES):
         arrays = [mx.nd.zeros((size,), ctx=context, dtype=dtype) for context in ctx]
         run = partial(collectives.allreduce, arrays, algorithm)
         (wrong,) = bench.count_wrong([harness.Candidate("", run)], arrays).values()
         if wrong:
             total = size * len(ctx)
             raise VerificationError(f"{dtype} arrays of {size}: {wrong} of {total} sums are wrong")
-    return f"sums of {len(SIZES)} sizes and {len(operations.DTYPES)} dtypes are exact"
+    return f"sums of {len(SIZES)} sizes and {len(DTYPES)} dtypes are exact"
 
 
 def check_lenet(ctx: list[mx.Context]) -> str:

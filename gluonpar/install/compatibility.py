@@ -19,7 +19,9 @@ from typing import Any, Callable, Sequence
 
 
 @functools.lru_cache(None)
-def install(before: Callable[[], None], after: Callable[[], None]) -> None:
+def install(
+    before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
+) -> None:
     """Let the modules of MXNet that are imported from now on see NumPy's former names.
 
     Before MXNet is imported ``before`` is called, and then ``after``. NumPy is imported with MXNet.

@@ -11,9 +11,9 @@ from typing import Iterator, NamedTuple, Sequence
 import mxnet as mx
 
 from gluonpar.install import driver
+from gluonpar.options import DEVICES
 from gluonpar.runtime import memory
 
-KINDS = ("auto", "gpu", "cpu")
 MAX_CPU_DEVICES = 1024  # MXNet starts a thread for each
 DETERMINISTIC = {"MXNET_ENFORCE_DETERMINISM": "1", "MXNET_CUDNN_AUTOTUNE_DEFAULT": "0"}
 _ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
@@ -74,8 +74,8 @@ def choose(
     and ``gpus``: all GPUs, or one CPU context. Raises ValueError if the request cannot be met, also
     if there are GPUs, but too few.
     """
-    if device not in KINDS:
-        raise ValueError(f"device must be one of {', '.join(KINDS)}, got {device!r}")
+    if device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
     if num_gpus is not None and num_gpus < 1:
         raise ValueError(f"num_gpus must be at least 1, got {num_gpus}")
     if gpus is not None:

@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gluonpar.options import Configuration
     from gluonpar.training.checkpointing import ResumeError, Terminated
-    from gluonpar.training.configuration import Configuration
     from gluonpar.training.console import Console
     from gluonpar.training.history import Epoch, History
     from gluonpar.training.run import Run, train
 
 _MODULES = {
-    "Configuration": "configuration",
+    "Configuration": "run",
     "Console": "console",
     "Epoch": "history",
     "History": "history",

@@ -14,7 +14,7 @@ import numpy as np
 
 from gluonpar import cluster
 from gluonpar.checkpoint import files, load_checkpoint, npz_file, save_checkpoint
-from gluonpar.training.configuration import Configuration
+from gluonpar.options import Configuration
 from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
@@ -58,9 +58,16 @@ class Checkpointer:
     ) -> None:
         self._configuration, self._folder = configuration, folder
         self.saves = any(cluster.gather(folder is not None))
+        # These are left out unless they were given; early stopping holds out images.
+        others = {
+            "early_stop": bool(configuration.early_stop),
+            "optimizer": configuration.optimizer.replace("sgd", ""),
+            "momentum": configuration.momentum,
+            "wd": configuration.wd,
+        }
         self._identity = {
             **{name: getattr(configuration, name) for name in _FIXED},
-            **({"early_stop": True} if configuration.early_stop else {}),  # which holds out images
+            **{name: value for name, value in others.items() if value},
             "checksum of the data": data.checksums(),
         }
         try:
@@ -77,17 +84,17 @@ class Checkpointer:
             with files.loading(path):
                 progress, identity = _parse(npz_file.read(content)[0])
             differences = [
-                f"{name} was {identity.get(name)} and is now {value}"
-                for name, value in self._identity.items()
-                if value != identity.get(name)
+                f"{name} was {identity.get(name)} and is now {self._identity.get(name)}"
+                for name in {**self._identity, **identity}
+                if self._identity.get(name) != identity.get(name)
             ]
             if differences:
                 raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
         paths = self.paths()
         if paths and _order(paths[-1]) > _order(self.path(progress)):
             raise ValueError(
-                f"{paths[-1]} is a later checkpoint of an earlier run: resume='' continues it; or "
-                "give another save_dir"
+                f"{paths[-1]} is a later checkpoint of an earlier run: resume it, or give "
+                "another save_dir"
             )
         return path, progress
 
@@ -100,6 +107,12 @@ class Checkpointer:
         if not resume:
             return self.paths()[-1] if resume == "" and self.paths() else None
         if not os.path.isdir(resume):
+            if not (os.path.isfile(resume) and resume.endswith(".npz")):
+                what = "is another file" if os.path.exists(resume) else "does not exist"
+                raise ValueError(
+                    "resume must be a checkpoint, NAME.npz, of a run with save_dir, or a folder "
+                    f"that has one; {resume} {what}"
+                )
             return pathlib.Path(resume)
         paths = self.paths(pathlib.Path(resume))
         if not paths:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import pathlib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -38,6 +40,21 @@ class History:
     params: list[mx.nd.NDArray] = field(default_factory=list, repr=False)
     model: str = "lenet"
 
+    def write(self, path: str) -> None:
+        """Write a row per epoch, with the fields of :class:`Epoch`: JSON lines, or CSV.
+
+        JSON lines if the path ends in ".jsonl". The whole file is written, or nothing.
+        """
+        rows, text = [asdict(epoch) for epoch in self.epochs], io.StringIO()
+        if path.endswith(".jsonl"):
+            text.writelines(f"{json.dumps(row)}\n" for row in rows)
+        else:
+            table = csv.DictWriter(text, [each.name for each in fields(Epoch)], lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
+        with files.atomic_write(path) as file:
+            file.write(text.getvalue().encode())
+
     def plot(self, path: str | None = None) -> Any:
         """Plot loss, test accuracy and images/s over epochs; return matplotlib's figure.
 
@@ -70,16 +87,21 @@ class History:
         return figure
 
 
+def check_file(option: str, path: str) -> None:
+    """Raise ValueError unless the file of this option could be written to ``path``."""
+    try:
+        files.check_replaceable(path)
+    except OSError as error:
+        raise ValueError(f"{option}={path!r} cannot be written: {error.strerror}") from error
+
+
 def check_plot(path: str) -> None:
     """Raise ValueError if :meth:`History.plot` could not write to ``path``."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-        files.check_replaceable(path)
     except ImportError as error:
         raise ValueError(f"plot needs matplotlib: {error}; pip install matplotlib") from error
-    except OSError as error:
-        raise ValueError(f"cannot write a plot to {path}: {error.strerror}") from error
+    check_file("plot", path)
     suffixes = [f".{kind}" for kind in FigureCanvasAgg.get_supported_filetypes()]
     if pathlib.Path(path).suffix.lower() not in suffixes:
         raise ValueError(f"cannot write a plot to {path}, only to {', '.join(suffixes)}")

@@ -13,14 +13,14 @@ import mxnet as mx
 import numpy as np
 
 from gluonpar import cluster, collectives, metrics
-from gluonpar.checkpoint import files
+from gluonpar.checkpoint import files, onnx_export
 from gluonpar.install import __version__, memory_limits, processors
+from gluonpar.options import LEARNING_RATES, Configuration, check_names
 from gluonpar.plans import partition
 from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
 from gluonpar.training import history, profiler, workloads
 from gluonpar.training.checkpointing import Checkpointer, Progress, Terminated, Termination
-from gluonpar.training.configuration import Configuration
 from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
 from gluonpar.training.history import Epoch, History
@@ -28,10 +28,11 @@ from gluonpar.training.profiler import Profiler
 
 MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
 _LEAST_MEMORY = 500 * memory_limits.MB  # with less MXNet crashes instead of raising an error
-MOST_LOSS = 1000.0  # a higher mean loss of an epoch has diverged: chance level is 2.3
+# A higher mean loss of an epoch has diverged: chance level is 2.3. So has a larger parameter.
+MOST_LOSS, MOST_PARAMETER = 1e3, 1e5
 
 # Only rank 0 writes output; the values that its options have on the other ranks.
-_RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "profile": False}
+_RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "history": None, "profile": False}
 # Fields that may differ between ranks: machines have different devices and folders.
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
 
@@ -79,12 +80,21 @@ class Run:
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
         # First, so that the other files may be in it.
-        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        self.save_dir = None
+        if config.save_dir:
+            try:
+                self.save_dir = files.make_writable_folder(config.save_dir)
+            except ValueError as error:
+                raise ValueError(f"save_dir must be a folder for files: {error}") from error
         for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
             if not path.is_file():
                 raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
+        if config.onnx:
+            onnx_export.check_onnx()
         if config.plot:
             history.check_plot(config.plot)
+        if config.history:
+            history.check_file("history", config.history)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
         self.validation: tuple[np.ndarray, np.ndarray] | None = None
         if config.early_stop:
@@ -106,7 +116,7 @@ class Run:
         """Train to the last epoch; return the history.
 
         Raises metrics.DivergedError if the loss or a parameter is not finite, or the mean loss of
-        an epoch exceeds MOST_LOSS; ResumeError; Terminated.
+        an epoch exceeds 1000, or a parameter 1e5; ResumeError; Terminated.
         """
         repeatable = self.configuration.deterministic
         with devices.deterministic() if repeatable else contextlib.nullcontext():
@@ -118,7 +128,7 @@ class Run:
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
         workload = workloads.WORKLOADS[config.model]
-        self.workload = workload(self.ctx, config.algorithm, config.weights)
+        self.workload = workload(self.ctx, config)
         self.console.header(self._header())
         if config.dry_run:
             meter = metrics.LossMeter()
@@ -133,7 +143,7 @@ class Run:
                 break
         self.history.params = [arrays[0] for arrays in self.workload.copies]
         self.console.result(self.history)
-        saved = [path for path in (config.save_dir, config.plot) if path]
+        saved = [path for path in (config.save_dir, config.plot, config.history) if path]
         if saved:
             self.console.line(f"saved: {', '.join(saved)}")
         first, last = self.profiler.steps if self.profiler else (1, 0)
@@ -266,20 +276,26 @@ class Run:
         """Wait for the mean loss; DivergedError names epoch, learning rate and batch size."""
         try:
             loss = meter.read()
-            if loss <= MOST_LOSS:
-                return loss
-            reason = f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}"
         except metrics.DivergedError as error:
-            reason = str(error)
-        raise metrics.DivergedError(
+            raise self._diverged(str(error)) from error
+        if not loss <= MOST_LOSS:
+            raise self._diverged(f"the mean loss rose to {loss:.3g} by batch {meter.num_batches}")
+        return loss
+
+    def _diverged(self, reason: str) -> metrics.DivergedError:
+        smaller = min(self.lr / 10, LEARNING_RATES[self.configuration.model])
+        return metrics.DivergedError(
             f"{reason} of {self.num_batches}, epoch {self.progress.epoch}, with lr={self.lr:g} and "
             f"batch size {self.configuration.batch_size}; try a smaller learning rate, such as "
-            f"{self.lr / 10:g}, or look at that batch's images and labels"
+            f"{smaller:g}, or look at that batch's images and labels"
         )
 
     def _finish_epoch(self, seconds: float, loss: float) -> None:
         """Evaluate; save, plot and print the epoch's results."""
         config, epoch = self.configuration, self.progress.epoch
+        largest = max(float(arrays[0].abs().max().asscalar()) for arrays in self.workload.copies)
+        if largest > MOST_PARAMETER:  # the losses are from before the last update
+            raise self._diverged(f"a parameter rose to {largest:.3g} by batch {self.num_batches}")
         accuracy = self.workload.accuracy(self.data.test_images, self.data.test_labels)
         validation = self.workload.accuracy(*self.validation) if self.validation else None
         speed = self.num_samples / seconds
@@ -290,11 +306,20 @@ class Run:
             (file and f"{file}.params", self.workload.save),
             (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
             (config.plot, self.history.plot),
+            (config.history, self.history.write),
         )
         for path, write in outputs:
             if path:
                 self._write(path, write)
         self.console.epoch(results)
+
+    def _update(self) -> str:
+        """Return by which rule and numbers the parameters are updated."""
+        config = self.configuration
+        numbers = {"momentum": config.momentum, "wd": config.wd}
+        given = [f", {name} {value:g}" for name, value in numbers.items() if value]
+        rule = "" if config.optimizer == "sgd" else f"{config.optimizer}, "
+        return f"{rule}lr {self.lr}{''.join(given)}"
 
     def _header(self) -> dict[str, str]:
         """Return the header's rows; every process must call this."""
@@ -319,7 +344,7 @@ class Run:
             "batch size": f"{config.batch_size} in all, {shards}",
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
-            "training": f"{length}, lr {self.lr}, seed {config.seed}",
+            "training": f"{length}, {self._update()}, seed {config.seed}",
         }
 
 
@@ -361,5 +386,6 @@ def train(
     exceeds 1000. After ``train`` in Dive into Deep Learning, 13.5.7.
     """
     console = Console() if verbose else Console(io.StringIO(), io.StringIO())
+    check_names(Configuration, options)
     configuration = Configuration(num_gpus, batch_size, lr, num_epochs, **options)
     return Run(configuration, console, on_epoch).train()

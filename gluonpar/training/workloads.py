@@ -18,6 +18,7 @@ from gluonpar.batch_norm import running_statistics
 from gluonpar.checkpoint import export_onnx, files
 from gluonpar.gluon import Trainer
 from gluonpar.models import lenet, resnet, softmax_cross_entropy
+from gluonpar.options import Configuration
 from gluonpar.replicas import get_params
 from gluonpar.runtime import cached_op
 from gluonpar.sharding import split_and_load
@@ -57,13 +58,12 @@ class Workload(Protocol):
 class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
-    name, default_lr, sample_bytes = "lenet", 0.2, 200_000
+    name, sample_bytes = "lenet", 200_000
     trainer = None
 
-    def __init__(
-        self, ctx: list[mx.Context], algorithm: str | None, weights: Sequence[float] | None
-    ) -> None:
-        self.ctx, self.options = ctx, {"algorithm": algorithm, "weights": weights}
+    def __init__(self, ctx: list[mx.Context], options: Configuration) -> None:
+        self.ctx = ctx
+        self.options = {"algorithm": options.algorithm, "weights": options.weights}
         params = lenet.init_lenet(INIT_SCALE)
         self.trained = [get_params(params, c) for c in ctx]
         self.copies = list(zip(*self.trained))
@@ -90,22 +90,21 @@ class GluonWorkload(Workload):
     """
 
     name: str
-    default_lr: float
     sample_bytes = 0
 
     def _network(self) -> gluon.HybridBlock:
         raise NotImplementedError
 
-    def __init__(
-        self, ctx: list[mx.Context], algorithm: str | None, weights: Sequence[float] | None
-    ) -> None:
-        self.ctx, self.weights = ctx, weights
+    def __init__(self, ctx: list[mx.Context], options: Configuration) -> None:
+        self.ctx, self.weights = ctx, options.weights
         self.trained = net = self._network()
         self.scores, self.losses = _OfPixels(net), _OfPixels(net)
         for block in (net, self.losses):
             block.hybridize(static_alloc=True, static_shape=True)
         params = net.collect_params()
-        self.trainer = Trainer(params, "sgd", algorithm=algorithm)
+        numbers = {"wd": options.wd, "momentum": options.momentum}
+        given = {name: value for name, value in numbers.items() if value is not None}
+        self.trainer = Trainer(params, options.optimizer, given, algorithm=options.algorithm)
         self.copies = [p.list_data() for p in params.values() if p.grad_req != "null"]
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
@@ -133,7 +132,7 @@ class GluonWorkload(Workload):
 class ResNet18Workload(GluonWorkload):
     """ResNet-18, trained by a Trainer."""
 
-    name, default_lr, sample_bytes = "resnet18", 0.1, 4_000_000
+    name, sample_bytes = "resnet18", 4_000_000
     width = 64
 
     def _network(self) -> gluon.HybridBlock:

@@ -10,6 +10,7 @@ import pytest
 
 from gluonpar import collectives
 from gluonpar.diagnostics import bench
+from gluonpar.options import COLLECTIVES
 
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")
 ON_CPU = ("--device", "cpu", *SMALL)
@@ -51,7 +52,7 @@ def test_every_collective_is_right_and_has_its_factor(command, tmp_path, collect
         assert row["busbw"] == pytest.approx(row["algbw"] * FACTORS[collective])
 
 
-@pytest.mark.parametrize("collective", bench.COLLECTIVES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 def test_a_collective_that_misplaces_chunks_is_reported(command, monkeypatch, collective, dtype):
     function = getattr(collectives, collective)
@@ -112,14 +113,19 @@ def test_the_table_fits_80_columns_and_has_the_rows_of_the_json(command, tmp_pat
         (("--min-bytes", "many"), "'many'"),
         (("--min-bytes", "16K"), "--max-bytes 8192, got 16384"),
         (("--min-bytes", "2"), "at least 4, one float32"),
-        (("--factor", "1"), "--factor: must be a number of at least 2, got '1'"),
-        (("--iters", "nan"), "--iters: must be a number of at least 1, got 'nan'"),
+        (("--factor", "1"), "--factor must be at least 2, got 1"),
+        (("--iters", "nan"), "--iters: invalid int value: 'nan'"),
         (("--warmup", "-1"), "--warmup"),
-        (("--num-gpus", "0"), "--num-gpus must be at least 1, got 0"),
-        (("--num-gpus", "1"), "one device has nothing to exchange"),
+        (("--num-gpus", "0"), "--num-gpus must be at least 2, got 0"),
+        (("--num-gpus", "1"), "--num-gpus must be at least 2, got 1"),
         (("--algorithms", "ring,nope"), "must be one of star, "),
         (("--algorithms", "nccl"), "nccl"),
-        (("--collective", "reduce", "--algorithms", "ring"), "--algorithms is for allreduce only"),
+        (
+            ("--collective", "reduce", "--algorithms", "ring"),
+            "--algorithms must be left out with reduce",
+        ),
+        (("--min-bytes", "99G", "--max-bytes", "99G"), "--max-bytes must be below"),
+        (("--min-bytes", "4K", "--max-bytes", "99999G"), "--max-bytes must be below"),
         (("--json", "/nowhere/to/be/found.json"), "cannot write /nowhere/to/be/found.json"),
         (("--json", "/dev/full"), "cannot write /dev/full: No space left"),
     ],

@@ -46,7 +46,7 @@ def test_without_a_command_all_are_listed_with_a_way_to_start(arguments, command
     code, out, _ = command(*arguments)
     out = "\n".join(out)
     assert code == 0
-    assert all(f"  {name} " in out and about in out for name, (_, about) in COMMANDS.items())
+    assert all(f"  {name} " in out and about in out for name, (*_, about) in COMMANDS.items())
     assert "gluonpar train --num-gpus 2" in out
 
 
@@ -62,22 +62,32 @@ def test_the_help_of_every_command_has_examples_and_exit_codes(called, command):
 @pytest.mark.parametrize("form", ["script", "module"])
 def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(without_mxnet, form):
     assert without_mxnet(form, "--version").stdout == f"gluonpar {gluonpar.__version__}\n"
-    for arguments in ((), ("--help",), ("help",), ("doctor", "--help"), ("help", "doctor")):
+    for arguments in ((), ("--help",), ("help",), ("help", "doctor"), ("help", "train")):
         done = without_mxnet(form, *arguments)
-        assert (done.returncode, done.stderr) == (0, "") and "doctor" in done.stdout
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
+            "usage: gluonpar"
+        )
     for arguments, prefix, meant in (
-        (("trian",), "gluonpar", "start with one of train, bench,"),
+        (("trian",), "gluonpar", "'trian'; start with one of train, bench,"),
         (("--num-gpus=2",), "gluonpar", "start with one of train, bench,"),
         (("doctor", "--frob"), "gluonpar doctor", "--frob\n"),
+        (("train", "--lr", "0"), "gluonpar train", "--lr must be a positive"),
+        (
+            ("train", "--weights", "-1,2"),
+            "gluonpar train",
+            "--weights must be positive finite numbers, got [-1.0",
+        ),
+        (("bench", "--factor", "1"), "gluonpar bench", "--factor must be at least 2"),
+        (("selftest", "--num-gpus", "99"), "gluonpar selftest", "--num-gpus must be between 1"),
     ):
         done = without_mxnet(form, *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert done.stderr.startswith(f"{prefix}: error: ") and arguments[-1] in done.stderr
+        assert done.stderr.startswith(f"{prefix}: error: ")
         assert meant in done.stderr
-    for arguments in (("train", "--num-gpus", "2"), ("help", "train")):
+    for arguments in (("train", "--num-gpus", "2"), ("bench",), ("verify", "--num-gpus", "2")):
         done = without_mxnet(form, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert re.match("gluonpar train: error: .*numpy is broken", done.stderr)
+        assert re.match("gluonpar (train|bench|selftest): error: .*numpy is broken", done.stderr)
 
 
 @pytest.mark.parametrize("name", ["program.py", "gluonpar.py"])

@@ -1,13 +1,11 @@
 """The benchmarks' harness: the order of the candidates, which samples count, what is reported."""
 
-import argparse
 import gc
 import time
 
 import mxnet as mx
 import pytest
 
-from benchmarks import options
 from gluonpar.diagnostics import harness
 from gluonpar.diagnostics.harness import Candidate, Samples
 
@@ -57,17 +55,3 @@ def test_median_quartiles_and_spread():
     samples = Samples((9.0, 1.0, 3.0, 2.0, 4.0))
     assert (samples.median, samples.quartiles, samples.spread) == (3.0, [2.0, 4.0], 2.0)
     assert (Samples((5.0,)).median, Samples((5.0,)).spread) == (5.0, 0.0)
-
-
-def test_numbers_on_a_command_line():
-    assert options.integers("4,1,4") == [4, 1]
-    assert harness.at_least(0)("0") == 0 and harness.at_least(0.5, float)("0.5") == 0.5
-    for kind, text in (
-        (options.integers, "1,0"),
-        (options.integers, "a"),
-        (harness.at_least(0, float), "nan"),
-        (harness.at_least(0, float), "inf"),
-        (harness.at_least(0), "9" * 5000),
-    ):
-        with pytest.raises(argparse.ArgumentTypeError, match="must be a number of at least"):
-            kind(text)

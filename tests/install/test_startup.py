@@ -38,7 +38,7 @@ FIRST = {
     "a name": "from gluonpar import sgd",
     "an attribute": "import gluonpar; gluonpar.metrics.accuracy",
     "a module": "from gluonpar.runtime import memory",
-    "a room": "import gluonpar.collectives, gluonpar.gluon, gluonpar.training.run, gluonpar.diagnostics.bench",
+    "a room": "import gluonpar.collectives, gluonpar.gluon, gluonpar.training.run",
     "models": "import gluonpar.models.lenet",
 }
 

@@ -96,8 +96,8 @@ BAD_REQUESTS = {
     "--device tpu": "'tpu'",
     "--lr 0": r"--lr must.*\b0",
     "--epochs 0": "--epochs .*got 0",
-    "--device cpu --resume missing.npz": "no file missing.npz",
-    "--device cpu --resume /missing/folder": "no file /missing/folder",
+    "--device cpu --resume missing.npz": "missing.npz does not exist",
+    "--device cpu --resume /missing/folder": "/missing/folder does not exist",
     "--device cpu --algorithm nccl": r"--algorithm nccl .*GPU contexts only, got cpu\(0\)",
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
@@ -110,13 +110,13 @@ BAD_REQUESTS = {
     "--device cpu --limit 6001": "--limit .*6000.*got 6001",
     "--device cpu --data-dir /some/folder": "--data-dir /some/folder$",
     "--device cpu --plot lenet.xyz": "plot to lenet.xyz",
-    "--device cpu --plot /absent/lenet.png": "plot to /absent/lenet.png",
-    f"--device cpu --plot {__file__}/below.png": "test_cli.py/below.png: Not a directory",
+    "--device cpu --plot /absent/lenet.png": "--plot /absent/lenet.png cannot be written: No such",
+    f"--device cpu --plot {__file__}/below.png": "test_cli.py/below.png cannot be written: Not a",
     "--device cpu --num-gpus 999 --profile": r"cpu\(\d+\) cannot be profiled",
     f"--device cpu --save-dir {__file__}/below": "test_cli.py/below",
     f"--device cpu --save-dir {__file__}": "test_cli.py: File exists",
     "--device cpu --save-dir /dev/null": "/dev/null: File exists",
-    "--device cpu --resume /dev/null": "no file /dev/null",
+    "--device cpu --resume /dev/null": "/dev/null is another file",
     "--device cpu --limit 1 --early-stop 2": "--early-stop needs at least 2 .*got 1",
 }
 
@@ -150,8 +150,12 @@ def test_divergence_has_its_exit_code_and_names_batch_epoch_and_lr(command, lr, 
     code, _, err = command(*SMALL, "--lr", lr, "--batch-size", 16)
     assert code == command_line.DIVERGED == 5
     [line] = err
-    lower = re.escape(f"{float(lr) / 10:g}")
-    assert re.search(f"({what}) .*batch [2-6] of 6, epoch 1, with --lr .*, such as {lower}", line)
+    assert re.search(f"({what}) .*batch [2-6] of 6, epoch 1, with --lr .*, such as 0.2", line)
+
+
+def test_the_last_update_of_a_run_may_be_the_one_that_diverges(command):
+    code, _, [line] = command(*SMALL, "--lr", "1e9", "--epochs", 1, "--batch-size", 96)
+    assert code == 5 and "a parameter rose to " in line
 
 
 def raising(error):

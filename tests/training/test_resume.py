@@ -140,7 +140,7 @@ def test_another_models_checkpoints_cannot_be_resumed(whole):
 def test_two_runs_are_not_mixed_in_one_folder(tmp_path):
     run(save_dir=str(tmp_path)).train()
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ResumeError, match="lenet-epoch-0002.npz .*resume=.*save_dir"):
+    with pytest.raises(ResumeError, match="lenet-epoch-0002.npz .*resume it.*save_dir"):
         run(save_dir=str(tmp_path)).train()
     assert sorted(tmp_path.iterdir()) == before
 

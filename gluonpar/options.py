@@ -1,0 +1,473 @@
+"""The options of all commands, as dataclasses: name, type, limits, help and default of each.
+
+A command line and a call from Python make the same object, which checks its values. Neither MXNet
+nor NumPy is imported, so help, and errors of options, are printed at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import functools
+import math
+import numbers
+import os
+import re
+import sys
+from typing import Any, Callable, ClassVar, Iterable, NoReturn, Sequence, TypeVar
+
+from gluonpar.install import __version__
+
+BAD_REQUEST, OUT_OF_MEMORY, NOT_SAVED, DIVERGED = 2, 3, 4, 5
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
+EXIT_CODES = {  # of all commands; each has its own meaning of 0 and 1
+    BAD_REQUEST: "the request cannot be met; a line says why",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+    BROKEN_PIPE: "nobody reads the output any more, as after | head -1",
+}
+DEVICES = ("auto", "gpu", "cpu")
+DATASETS = ("fashion-mnist", "synthetic")
+COLLECTIVES = ("allreduce", "broadcast", "reduce", "reduce_scatter", "all_gather")
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+LEARNING_RATES = {"lenet": 0.2, "resnet18": 0.1}  # of the models, with SGD
+# For Gluon networks, each with its learning rate, if that is not the model's.
+OPTIMIZERS = {"sgd": None, "nag": None, "adam": 0.001, "lamb": 0.001, "rmsprop": 0.001}
+_WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
+_EXECUTORS = {"host", "nccl"}  # the algorithms without a plan
+_LARGEST = 3.4028234663852886e38  # float32
+# Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
+_OF_JOBS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+
+# By the type of an option, or of a tuple's elements: the types of its value, and words for these.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "int": (numbers.Integral, "an integer"),
+    "float": (numbers.Real, "a number"),
+    "bool": (bool, "True or False"),
+    "str": ((str, os.PathLike), "a string"),
+}
+
+
+def option(
+    default: Any,
+    text: str,
+    metavar: str | None = None,
+    *,
+    least: float | None = None,
+    most: float = math.inf,
+    choices: Iterable[str] | None = None,
+    group: str | None = None,
+    flags: Sequence[str] = (),
+    convert: Callable[[str], Any] | None = None,
+) -> Any:
+    """Return the field of an option whose help is ``text``; limits hold for a tuple's elements.
+
+    On a command line a tuple is written with commas. ``convert`` makes a value, or an element, of
+    text. ``group`` is the heading in the help for this option and those after it.
+    """
+    limits = {"least": least, "most": most, "choices": choices}
+    line = {"text": text, "metavar": metavar, "group": group, "flags": flags, "convert": convert}
+    return dataclasses.field(default=default, metadata={**limits, **line})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a command; a subclass has a field for each.
+
+    Raises TypeError for a value of another type, and ValueError for one that is not allowed.
+    """
+
+    about: ClassVar[str]
+    examples: ClassVar[str] = ""
+    exit_codes: ClassVar[dict[int, str]] = {}
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, (kind, is_tuple, is_optional) = getattr(self, field.name), _type(field)
+            if value is None and is_optional:
+                continue
+            if not is_tuple:
+                value = _checked(field, kind, value)
+            elif isinstance(value, str) or not hasattr(value, "__iter__"):
+                words = f"{_TYPES[kind][1].split()[-1]}s"
+                raise TypeError(f"{field.name} must be a list of {words}, got {value!r}")
+            else:
+                value = tuple(_checked(field, kind, each) for each in value)
+            object.__setattr__(self, field.name, value)
+
+
+def _type(field: dataclasses.Field) -> tuple[str, bool, bool]:
+    """Return a field's type, or that of its elements; whether it is a tuple; and may be None."""
+    match: Any = re.fullmatch(r"(tuple\[)?(\w+)(?:, \.\.\.\])?( \| None)?", str(field.type))
+    return match[2], bool(match[1]), bool(match[3])
+
+
+def _checked(field: dataclasses.Field, kind: str, value: Any) -> Any:
+    """Return the value, with a path as text."""
+    name, (types, words), limits = field.name, _TYPES[kind], field.metadata
+    if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool"):
+        raise TypeError(f"{name} must be {words}, got {value!r}")
+    if limits["choices"] is not None and value not in limits["choices"]:
+        raise ValueError(f"{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
+    if kind == "float" and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    least, most = limits["least"], limits["most"]
+    if least is not None and not least <= value <= most:
+        must = f"between {least} and {most}" if most < math.inf else f"at least {least}"
+        raise ValueError(f"{name} must be {must}, got {value}")
+    if value == "" and name != "resume":
+        raise ValueError(f"{name} must not be empty, got ''")
+    return os.fspath(value) if kind == "str" else value
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with errors of one line, and a description printed as it is written."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
+        self.add_argument("--version", action="version", version=f"gluonpar {__version__}")
+        # The private field of a regular expression: `--weights -1,2` has a value, not an option.
+        self._negative_number_matcher = re.compile(r"-[\d.]")
+
+    def in_options(self, message: object) -> str:
+        """Return the message of a function's error, with options in place of its arguments.
+
+        >>> parser = Parser()
+        >>> _ = parser.add_argument("--num-gpus")
+        >>> parser.in_options("num_gpus=3, but there are 2; num_gpus must be at most 2")
+        '--num-gpus 3, but there are 2; --num-gpus must be at most 2'
+        """
+        text = str(message)
+        for action in self._actions:
+            flag, name = action.option_strings[0], action.dest
+            # A name of one word, such as device, may be a word of the message.
+            end = r"\b" if "_" in name else r"(?= (must|needs)\b)"
+            text = re.sub(rf"(?<![\w./'-]){name}='?([^\s',]+)'?", rf"{flag} \1", text)
+            text = re.sub(rf"(?<![\w./'-]){name}{end}", flag, text)
+        return text
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line on stderr."""
+        self.exit(BAD_REQUEST, f"{self.prog}: error: {message}\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help and versions; raise OSError if that fails, which argparse ignores."""
+        if message:
+            print(message, end="", file=file or sys.stderr, flush=True)
+
+
+def parser(kind: type[Options], prog: str | None = None) -> Parser:
+    """Return the parser of a command's options; ``prog`` is the program's name in messages."""
+    lines = [f"  {line}" for line in kind.examples.strip().splitlines()]
+    epilog = ["examples:", *lines, ""] if lines else []
+    if kind.exit_codes:
+        codes = sorted({**EXIT_CODES, **kind.exit_codes}.items())
+        epilog += ["exit codes:", *(f"  {code:<5}{meaning}" for code, meaning in codes)]
+    # A usage with all options would take fifteen lines.
+    how: dict[str, Any] = {"usage": "%(prog)s [OPTION ...]", "epilog": "\n".join(epilog)}
+    made = Parser(prog=prog, description=kind.about, **how)
+    groups: dict[str, Any] = {}
+    group: Any = made
+    for field in dataclasses.fields(kind):
+        (type_, is_tuple, _), of = _type(field), field.metadata
+        if of["group"]:
+            if of["group"] not in groups:
+                groups[of["group"]] = made.add_argument_group(of["group"])
+            group = groups[of["group"]]
+        how = {"dest": field.name, "default": field.default, "help": of["text"]}
+        if type_ == "bool":
+            how["action"] = "store_true"
+        else:
+            one = of["convert"] or {"int": int, "float": float, "str": str}[type_]
+            how.update(type=functools.partial(_several, one) if is_tuple else one)
+            how.update(metavar=of["metavar"], choices=None if is_tuple else of["choices"])
+        if field.name == "resume":
+            how.update(nargs="?", const="")
+        group.add_argument(*(of["flags"] or [f"--{field.name.replace('_', '-')}"]), **how)
+    return made
+
+
+def _several(kind: Callable[[str], Any], text: str) -> tuple:
+    try:
+        return tuple(kind(part.strip()) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers such as 1,2, got {text!r}") from None
+
+
+def check_names(kind: type[Options], names: Iterable[str]) -> None:
+    """Raise TypeError, with the right name if there is one, unless ``kind`` has these options."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in names:
+        if name not in fields:
+            flag = f"--{name.replace('_', '-')}"
+            known = [each for each, field in fields.items() if flag in field.metadata["flags"]]
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known or fields)}")
+
+
+def num_bytes(text: str) -> int:
+    """Convert 4096, 4K, 64M or 1G to a number of bytes."""
+    match = re.fullmatch(r"(\d{1,20})([KMG]?)", text.upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 4K or 64M, got {text!r}")
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
+
+
+T = TypeVar("T", bound=Options)
+
+
+def parse(
+    kind: type[T], argv: Sequence[str] | None = None, prog: str | None = None
+) -> tuple[T, Parser]:
+    """Return the options in ``argv`` (default: the process's), and their parser; exit on errors."""
+    made = parser(kind, prog)
+    values = vars(made.parse_args(argv))
+    try:
+        return kind(**values), made
+    except (TypeError, ValueError) as error:
+        made.error(made.in_options(error))
+
+
+def check(kind: type[Options], argv: Sequence[str], prog: str) -> Parser:
+    """Return the parser; exit on errors in ``argv``, in a job only on those that argparse finds."""
+    made = parser(kind, prog)
+    if any(name in os.environ for name in _OF_JOBS):
+        made.parse_args(argv)
+    else:
+        parse(kind, argv, prog)
+    return made
+
+
+def run(program: str, work: Callable[[], int]) -> int:
+    """Return ``work()``, the exit code of a command, or another one, as :data:`EXIT_CODES` says."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            print(f"\n{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        full = error.errno == errno.ENOSPC and not error.filename
+        if not (full or isinstance(error, BrokenPipeError)):
+            raise
+        # Else Python would fail again at its end, when it writes its buffers.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if full:
+            print(f"{program}: error: cannot print: {error.strerror}", file=sys.stderr)
+        return BAD_REQUEST if full else BROKEN_PIPE
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration(Options):
+    """The options of a run; ``gluonpar train --help`` says what each of them means.
+
+    Raises TypeError for a value of another type, and ValueError for one that is not allowed.
+    :class:`Run` checks values that depend on the machine or the data.
+    """
+
+    about = "Train LeNet or ResNet-18 on Fashion-MNIST, on several devices at once."
+    examples = """
+gluonpar train --num-gpus 2
+gluonpar train --num-gpus 4 --device cpu --epochs 1 --limit 6000
+gluonpar train --model resnet18 --optimizer adam --history run.csv
+gluonpar train --model resnet18 --save-dir out --plot out/curves.png
+gluonpar train --model resnet18 --save-dir out --resume
+"""
+    exit_codes = {
+        0: "the training, or the dry run, is complete",
+        1: "an exception, with its traceback, such as that of a GPU that fails",
+        BAD_REQUEST: "the options are wrong or cannot be met",
+        OUT_OF_MEMORY: "out of memory, on the host or a GPU",
+        NOT_SAVED: "trained to the end, but a file or the output was not written",
+        DIVERGED: "the loss or a parameter became infinite or NaN, or the loss\n"
+        "       exceeded 1000",
+        TERMINATED: "ended by SIGTERM, after writing a checkpoint if there is a\n       --save-dir",
+    }
+
+    num_gpus: int | None = option(
+        None, "train on K GPUs, or K CPU devices without GPUs", "K", least=1, group="devices"
+    )
+    batch_size: int = option(
+        256, "samples per step, on all devices (%(default)s)", "N", least=1, group="training"
+    )
+    lr: float | None = option(None, "learning rate (0.2; resnet18 0.1, with Adam 0.001)")
+    num_epochs: int = option(
+        4,
+        "passes over the training images (%(default)s)",
+        "N",
+        least=1,
+        flags=("--epochs", "--num-epochs"),
+    )
+    gpus: tuple[int, ...] | None = option(
+        None, "use the GPUs with these ids, such as 0,2", "IDS", group="devices"
+    )
+    device: str = option(
+        "auto", "gpu: GPUs or an error; cpu: CPUs; auto: as --num-gpus", choices=DEVICES
+    )
+    weights: tuple[float, ...] | None = option(None, "relative speeds of the devices", "W,W")
+    algorithm: str | None = option(
+        None,
+        "the all-reduce: host, nccl, or a plan such as ring",
+        "NAME",
+        flags=("--algorithm", "--allreduce"),
+    )
+    model: str = option(
+        "lenet", "what to train (%(default)s)", choices=LEARNING_RATES, group="training"
+    )
+    optimizer: str = option("sgd", "of MXNet, for Gluon models (%(default)s)", choices=OPTIMIZERS)
+    momentum: float | None = option(None, "of SGD, NAG and RMSProp", least=0)
+    wd: float = option(0.0, "weight decay (%(default)s)", least=0)
+    seed: int = option(
+        0, "of the initial parameters and the shuffling (%(default)s)", least=0, most=2**31 - 1
+    )
+    deterministic: bool = option(False, "repeat a seed's run bit for bit on GPUs, too; slower")
+    early_stop: int | None = option(
+        None,
+        "hold out a tenth of the images; stop after N epochs without a higher accuracy",
+        "N",
+        least=1,
+    )
+    dataset: str = option(
+        "fashion-mnist", "synthetic needs no files", choices=DATASETS, group="data"
+    )
+    data_dir: str | None = option(None, "folder with the four files of Fashion-MNIST", "DIR")
+    limit: int | None = option(None, "use the first N training and test images only", "N", least=1)
+    log_interval: int | None = option(
+        None, "print the loss every N batches", "N", least=1, group="output"
+    )
+    save_dir: str | None = option(None, "save each epoch's parameters, and checkpoints", "DIR")
+    save_every: int | None = option(None, "also save a checkpoint every N batches", "N", least=1)
+    keep: int = option(3, "keep the last N checkpoints (%(default)s)", "N", least=1)
+    resume: str | None = option(
+        None, "continue from this checkpoint, or the newest in this folder or --save-dir", "PATH"
+    )
+    onnx: bool = option(False, "save each epoch's network in --save-dir as ONNX, too")
+    plot: str | None = option(None, "plot loss, test accuracy and images/s", "FILE.png")
+    history: str | None = option(
+        None, "write a row per epoch, as CSV or, if it ends in .jsonl, JSON lines", "FILE"
+    )
+    profile: bool = option(False, "print where a step's time goes, in the first epoch")
+    dry_run: bool = option(False, "check everything and take one step; save nothing")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lr = self.lr
+        if lr is None:
+            lr = OPTIMIZERS[self.optimizer] or LEARNING_RATES[self.model]
+        if not 0 < lr <= _LARGEST:
+            raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")
+        object.__setattr__(self, "lr", lr)
+        if self.weights and not all(0 < weight < math.inf for weight in self.weights):
+            raise ValueError(f"weights must be positive finite numbers, got {list(self.weights)}")
+        if self.model == "lenet" and (self.optimizer, self.momentum, self.wd) != ("sgd", None, 0):
+            raise ValueError(
+                "optimizer must be sgd, without momentum and wd, for lenet: it is updated by hand, "
+                "by the book's sgd. For the Trainer's loop see --model resnet18, or "
+                "examples/training_loop.py"
+            )
+        if self.momentum is not None and self.optimizer not in _WITH_MOMENTUM:
+            raise ValueError(f"momentum must be left out with {self.optimizer}, which has none")
+        if self.history is not None and not self.history.endswith((".csv", ".jsonl")):
+            raise ValueError(f"history must end in .csv or .jsonl, got {self.history!r}")
+        if self.algorithm is not None:
+            from gluonpar.plans import ALGORITHMS  # here, because it imports NumPy
+
+            if self.algorithm not in {*ALGORITHMS, *_EXECUTORS}:
+                known = ", ".join(sorted({*ALGORITHMS, *_EXECUTORS}))
+                raise ValueError(f"algorithm must be one of {known}, got {self.algorithm!r}")
+        if self.save_dir is None:
+            for name in ("save_every", "keep", "onnx"):
+                if getattr(self, name) != getattr(Configuration, name):
+                    raise ValueError(f"{name} needs a folder for files: give save_dir too")
+            if self.resume == "":
+                raise ValueError("resume must be a checkpoint or a folder without a save_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured(Options):
+    """The options of every benchmark."""
+
+    exit_codes = {0: "measured", 1: "some value was wrong; a line says which"}
+
+    json: str | None = option(None, "write all samples to this file", "FILE")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench(Measured):
+    """The options of gluonpar bench, named as in nccl-tests."""
+
+    about = """Measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
+
+--collective measures gluonpar's other collectives. The figures mean the same as
+in nccl-tests."""
+    examples = """
+gluonpar bench --num-gpus 2
+gluonpar bench --num-gpus 4 --device cpu --min-bytes 64K --factor 4
+gluonpar bench --algorithms host,ring --json bench.json
+gluonpar bench --collective reduce_scatter
+"""
+
+    device: str = option(
+        "auto", "gpu: GPUs only; cpu: CPU devices; auto: GPUs if there are any", choices=DEVICES
+    )
+    min_bytes: int = option(
+        4 << 10,
+        "smallest array of one device, such as 4096 or 4K (4K)",
+        "SIZE",
+        least=1,
+        convert=num_bytes,
+    )
+    max_bytes: int = option(64 << 20, "largest array (64M)", "SIZE", least=1, convert=num_bytes)
+    factor: int = option(8, "ratio of one size to the one before (%(default)s)", "N", least=2)
+    num_gpus: int = option(2, "number of devices (%(default)s)", "K", least=2)
+    dtype: str = option("float32", "dtype of the arrays (%(default)s)", choices=DTYPES)
+    collective: str = option(
+        "allreduce", "gluonpar's function to measure (%(default)s)", choices=COLLECTIVES
+    )
+    rounds: int = option(20, "samples (%(default)s)", "N", least=1, flags=("--iters",))
+    calls: int = option(
+        1,
+        "calls on the same arrays before the wait; a sample is one call's share (%(default)s)",
+        "N",
+        least=1,
+    )
+    warmup: int = option(5, "samples before that do not count (%(default)s)", "N", least=0)
+    algorithms: tuple[str, ...] | None = option(
+        None, "algorithms of allreduce to measure (all that these devices can use)", "A,B"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfTest(Options):
+    """The options of gluonpar selftest."""
+
+    about = """Test on this machine's devices that gluonpar computes correctly.
+
+Every check computes on the devices and compares values with those of NumPy or
+of MXNet alone, so a device that supports peer-to-peer copies, but corrupts the
+data, is found."""
+    examples = """
+gluonpar selftest                # all GPUs, or two CPU devices
+gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
+"""
+    exit_codes = {0: "nothing is wrong", 1: "something is wrong, and printed"}
+
+    num_gpus: int | None = option(
+        None, "K GPUs; K CPU devices if there is no GPU at all", "K", least=1, most=64
+    )
+    device: str = option("auto", "only GPUs, or only CPU devices", choices=DEVICES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Doctor(Options):
+    """The options of gluonpar doctor."""
+
+    about = """Print what is installed and what is wrong, with a remedy for each fault.
+
+It changes nothing, downloads nothing, and works without MXNet and NumPy."""
+    examples = """
+gluonpar doctor
+gluonpar doctor --json    # {"wrong": number, "findings": [...]}
+"""
+    exit_codes = {0: "nothing is wrong", 1: "something is wrong, and printed with a remedy"}
+
+    json: bool = option(False, "print the findings as JSON")
