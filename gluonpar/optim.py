@@ -40,10 +40,11 @@ def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: float) -> None:
     update_by_sgd(replicas.buckets(replicas.trained([params])), lr, batch_size)
 
 
-def check_lr(lr: Any) -> None:
-    """Raise ValueError unless the learning rate is a positive finite number."""
-    if not _is_finite(lr) or not lr > 0:
-        raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")
+def check_lr(lr: Any, zero: bool = False) -> None:
+    """Raise ValueError unless the learning rate is a positive finite number, or 0 if ``zero``."""
+    if not _is_finite(lr) or lr < 0 or not (lr or zero):
+        must = f"a {'non-negative' if zero else 'positive'} finite number"
+        raise ValueError(f"lr must be {must}, got {lr!r}; try 0.2")
 
 
 def _is_finite(lr: float) -> bool:

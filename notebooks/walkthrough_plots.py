@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 import numpy as np
 from d2l import mxnet as d2l
 from mxnet import Context
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from drawing import COLOURS, SETTINGS
 from drawing import draw as plan  # noqa: F401 - a picture of an all-reduce's hops
 

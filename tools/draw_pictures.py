@@ -26,6 +26,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Sequence
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "notebooks"))
 try:
     import drawing
     from pictures import scaling, step, timelines
@@ -35,7 +37,6 @@ except ImportError as error:
     print(f"draw_pictures.py: error: {error} ({remedy})", file=sys.stderr)
     sys.exit(2)
 
-ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 TIMELINES = ROOT / "docs" / "assets" / "step-by-step" / "timelines.js"
 SCALING = ROOT / "docs" / "measured" / "scaling.json"

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "notebooks"))
 from drawing import GREY, colour_of, label_ends, save, style
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator

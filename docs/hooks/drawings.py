@@ -15,10 +15,10 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "notebooks"), str(ROOT / "tools")]
 
-import drawing  # noqa: E402 - of tools
-from pictures import growth  # noqa: E402
+import drawing  # noqa: E402 - of notebooks
+from pictures import growth  # noqa: E402 - of tools
 
 from gluonpar.collectives import ALGORITHMS  # noqa: E402
 

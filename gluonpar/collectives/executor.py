@@ -55,11 +55,11 @@ def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
 def _hops(algorithm: Algorithm, num_devices: int, root: int | None) -> list[Hop]:
     """Return the hops of the algorithm's plan, or a tree's; with ``root`` of a reduce to it.
 
-    Raises ValueError for a plan that is not an all-reduce of ``num_devices``.
+    Raises as ``plan.check`` for a plan that is not an all-reduce of ``num_devices``.
     """
     k = num_devices
     if root is None:
-        hops = (algorithm.plan or tree.plan)(k)
+        hops = plan.made(algorithm.plan or tree.plan, k)
         plan.check(hops, k)
         return hops
     towards = plan.towards(_hops(algorithm, k, None), 0)

@@ -224,6 +224,11 @@ def threads() -> Iterator[Described]:
 
 def data() -> Iterator[Described]:
     """Where the first folder with all of Fashion-MNIST is; nothing is downloaded."""
+    try:
+        importlib.import_module("numpy")
+    except ImportError as error:
+        yield NOTE, f"Fashion-MNIST is not looked for: {describe(error)}", "see `numpy` above"
+        return
     from gluonpar.training.data import fashion_mnist
 
     folders = fashion_mnist.folders()

@@ -76,10 +76,11 @@ class Trainer(gluon.Trainer):
     nothing, on all devices of all processes, and ``num_skipped`` counts it. Such a step waits for
     the sums. Otherwise nothing waits.
 
-    Raises ValueError for no parameters, sparse parameters, an unknown algorithm or compression, and
-    for what this Trainer does not support: ``update_on_kvstore=True``, kvstores of several
-    processes, ``compression_params``, and SGLD in a job of several processes; AssertionError, as
-    MXNet, for parameters on different contexts. See Dive into Deep Learning, 13.6.
+    Raises ValueError for no parameters, sparse parameters, a learning rate that is negative,
+    infinite or NaN (a schedule is not called), an unknown algorithm or compression, and for what
+    this Trainer does not support: ``update_on_kvstore=True``, kvstores of several processes,
+    ``compression_params``, and SGLD in a job of several processes; AssertionError, as MXNet, for
+    parameters on different contexts. See Dive into Deep Learning, 13.6.
     """
 
     def __init__(
@@ -106,6 +107,8 @@ class Trainer(gluon.Trainer):
         update.check(params)
         self._contexts: list[mx.Context]
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        if getattr(self._optimizer, "lr", None) is not None:  # else a schedule's first
+            optim.check_lr(self._optimizer.lr, zero=True)
         self._cluster_scope, self.__in_order = cluster.scope(), update.listed(params)
         self.__skip_nonfinite, self.num_skipped = skip_nonfinite, 0
         self.__step: Step | None = None  # made in the first one
@@ -124,6 +127,11 @@ class Trainer(gluon.Trainer):
         if None not in map(private_fields.values, self._params):
             self.__compare()  # before the first forward, so that ranks that differ are refused
         consistency.start_alike(self.__in_order, self.__identity.names)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """As in ``gluon.Trainer``; raises ValueError if ``lr`` is negative, infinite or NaN."""
+        optim.check_lr(lr, zero=True)
+        super().set_learning_rate(lr)
 
     @_not_recorded
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:

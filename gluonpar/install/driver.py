@@ -131,9 +131,10 @@ def _call(function: str, *arguments: Any, also: int = 0) -> int:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
+        absent = str(error).startswith(LIBRARY) and "No such file" in str(error)
         raise DriverError(
-            f"no NVIDIA driver found: {error}. Without a GPU, use CPU devices; with one, install "
-            "its driver, or start the container with docker run --gpus all"
+            f"no NVIDIA driver found ({LIBRARY if absent else error}). CPU devices need none; for "
+            "a GPU, install its driver, or start the container with docker run --gpus all"
         ) from error
     code = getattr(library, function)(*arguments)
     if code not in (0, also):

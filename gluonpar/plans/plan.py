@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from typing import Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -27,6 +27,20 @@ class Hop(NamedTuple):
     dst: int
     chunk: int
     reduce: bool
+
+
+def made(plan: Any, num_devices: int) -> list[Hop]:
+    """Return the list of hops of ``plan``, which is that list or a function that returns it.
+
+    Raises TypeError for anything else, such as a generator, which would be empty once checked.
+    """
+    hops = plan(num_devices) if callable(plan) else plan
+    is_list = isinstance(hops, list)
+    wrong = [each for each in hops if not isinstance(each, Hop)] if is_list else [hops]
+    if wrong:
+        got = f"{'a list with ' * is_list}{type(wrong[0]).__name__}"
+        raise TypeError(f"a plan must be a list of Hop, got {got}; return the hops in a list")
+    return hops
 
 
 def num_chunks(hops: Sequence[Hop]) -> int:
@@ -90,20 +104,21 @@ def contributions(hops: Sequence[Hop], num_devices: int) -> np.ndarray:
     return counts
 
 
-def check(plan: Callable[[int], Sequence[Hop]] | Sequence[Hop], num_devices: int) -> None:
+def check(plan: Callable[[int], list[Hop]] | list[Hop], num_devices: int) -> None:
     """Raise ValueError, with what is wrong, unless ``plan`` is an all-reduce of ``num_devices``.
 
     ``plan`` is a list of hops or a function that returns it for a number of devices. It is an
     all-reduce if every device ends with every device's value exactly once in every chunk, and no
     two hops of a step write the same chunk of a device, unless both add to it. The order of the
-    list does not matter: hops of one step are simultaneous.
+    list does not matter: hops of one step are simultaneous. Raises TypeError for anything but a
+    list of :class:`Hop`, such as a generator.
 
     >>> check([Hop(0, 1, 0, 0, True), Hop(0, 0, 1, 0, True)], 2)
     >>> check([Hop(0, 1, 0, 0, True), Hop(1, 0, 1, 0, True)], 2)
     Traceback (most recent call last):
     ValueError: with 2 devices, chunk 0 of device 1 must have device 1's value once, got it 2 times
     """
-    hops = [Hop(*hop) for hop in (plan(num_devices) if callable(plan) else plan)]
+    hops = made(plan, num_devices)
     of = f"with {num_devices} device{'s' * (num_devices != 1)}, "
     for hop in hops:
         if not {hop.src, hop.dst} <= {*range(num_devices)} or hop.src == hop.dst:
@@ -113,9 +128,10 @@ def check(plan: Callable[[int], Sequence[Hop]] | Sequence[Hop], num_devices: int
     for step in by_step(hops):
         written: dict[tuple[int, int], Hop] = {}
         for hop in step:
-            other = written.setdefault((hop.dst, hop.chunk), hop)
-            if other is not hop and not (hop.reduce and other.reduce):
+            other = written.get((hop.dst, hop.chunk))
+            if other and not (hop.reduce and other.reduce):
                 raise ValueError(f"{of}{other} and {hop} write the same chunk in the same step")
+            written[hop.dst, hop.chunk] = hop
     counts = contributions(hops, num_devices)
     for device, chunk, source in np.argwhere(counts != 1):
         must = f"chunk {chunk} of device {device} must have device {source}'s value once"

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from gluonpar.plans.plan import Hop, by_step, check, chunks_sent, num_chunks
+from gluonpar.plans.plan import Hop, by_step, check, chunks_sent, made, num_chunks
 
 COMBINE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 """The ops of an algorithm, by name, and the functions that combine two NumPy arrays by them."""
@@ -41,15 +41,16 @@ ALGORITHMS: dict[str, Algorithm] = {}
 def register(name: str) -> Callable[[Callable], Callable]:
     """Return a decorator that adds the plan ``function(num_devices) -> list[Hop]``.
 
-    Raises ValueError if the name is registered already, or if :func:`gluonpar.plans.plan.check`
-    does for 2, 3, 4 or 7 devices. A function that raises ValueError takes no such number. For other
-    numbers the plan is checked when it is first carried out. docs/algorithms.md has an example.
+    Raises ValueError if the name is registered already; and what :func:`gluonpar.plans.plan.check`
+    raises for 2, 3, 4 or 7 devices, such as TypeError for a function with ``yield``. A function
+    that raises ValueError takes no such number. For other numbers the plan is checked when it is
+    first carried out. docs/algorithms.md has an example.
     """
 
     def add(plan: Callable) -> Callable:
         for num_devices in (2, 3, 4, 7):
             try:
-                hops = plan(num_devices)
+                hops = made(plan, num_devices)
             except ValueError:
                 continue
             check(hops, num_devices)
@@ -91,7 +92,7 @@ def hops(name: str, num_devices: int) -> list[Hop]:
         raise ValueError(f"algorithm must be one with a plan, such as 'ring', got {name!r}")
     if num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, got {num_devices}")
-    return plan(num_devices)
+    return made(plan, num_devices)
 
 
 def _add(algorithm: Algorithm) -> None:

@@ -56,10 +56,11 @@ class History:
             file.write(text.getvalue().encode())
 
     def plot(self, path: str | None = None) -> Any:
-        """Plot loss, test accuracy and images/s over epochs; return matplotlib's figure.
+        """Plot loss, accuracy and images/s over epochs; return matplotlib's figure.
 
-        With ``path`` it is written to that image file, too. A notebook shows the figure if it is
-        the value of a cell.
+        With early stopping the accuracy on the images held out is drawn beside that on the test
+        images. With ``path`` the figure is written to that image file, too. A notebook shows it if
+        it is the value of a cell.
         """
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -79,6 +80,14 @@ class History:
             axes.set(title=title, xlabel="epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(alpha=0.3)
+        pairs = [(e.epoch, e.validation_accuracy) for e in self.epochs]
+        held_out = [(epoch, value) for epoch, value in pairs if value is not None]
+        if held_out:
+            axes = figure.axes[1]
+            axes.lines[0].set_label("test")
+            axes.plot(*zip(*held_out), marker="o", label="validation")
+            axes.set_title("accuracy")
+            axes.legend()
         figure.axes[-1].set_ylim(bottom=0)
         figure.suptitle(f"{self.model} on {list(self.ctx)}")
         if path is not None:

@@ -329,9 +329,13 @@ class Run:
         shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
         weights = config.weights and config.weights * num_ranks
-        sizes = partition.sizes(config.batch_size, len(self.ctx) * num_ranks, weights)
+        largest_batch = min(config.batch_size, self.num_samples)
+        sizes = partition.sizes(largest_batch, len(self.ctx) * num_ranks, weights)
         shards = f"{' or '.join(map(str, sorted({*sizes})))} on each device"
-        if weights:
+        if 0 in sizes:  # then none has more than one
+            those = f"each of {largest_batch} device{'s' * (largest_batch > 1)}"
+            shards = f"1 on {those}, none on {sizes.count(0)}"
+        elif weights:
             shards = f"{', '.join(map(str, sizes))} on the devices by weight"
         held_out = f", {len(self.validation[1])} validation" if self.validation else ""
         images = f"{self.num_samples} training{held_out} and {len(data.test_labels)} test images"
@@ -341,7 +345,7 @@ class Run:
             "processes": str(num_ranks) if num_ranks > 1 else "",
             "devices": _describe_devices(self.ctx, num_ranks),
             "processors": shared,
-            "batch size": f"{config.batch_size} in all, {shards}",
+            "batch size": f"{largest_batch} in all, {shards}",
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
             "data": f"{data.name}, {images}, {data.source}",
             "training": f"{length}, {self._update()}, seed {config.seed}",

@@ -151,6 +151,59 @@ def test_a_wrong_plan_is_refused_when_it_is_registered_or_first_used():
         del ALGORITHMS["wrong"]
 
 
+def yields(num_devices):
+    yield from PLANS["ring"](num_devices)
+
+
+NOT_LISTS_OF_HOPS = {
+    "yield": yields,
+    "None": lambda k: None,
+    "a tuple": lambda k: tuple(PLANS["ring"](k)),
+    "a function": lambda k: PLANS["ring"],
+    "tuples": lambda k: [tuple(hop) for hop in PLANS["ring"](k)],
+    "a string": lambda k: [*PLANS["ring"](k), "hop"],
+}
+
+
+@pytest.mark.parametrize("kind", NOT_LISTS_OF_HOPS)
+def test_only_a_list_of_hops_is_a_plan(kind):
+    """Also where a plan was not refused when it was registered, since it takes 5 devices only."""
+    wrong = NOT_LISTS_OF_HOPS[kind]
+
+    def of_five(num_devices):
+        if num_devices != 5:
+            raise ValueError("for five devices")
+        return wrong(num_devices)
+
+    ctx = contexts(5)
+    data = [mx.nd.full((3,), i, c) for i, c in enumerate(ctx)]
+    net = mx.gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One(), ctx=ctx)
+    for c in ctx:
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 2), c))
+        loss.backward()
+    register("five")(of_five)
+    try:
+        trainer = gluonpar.Trainer(net.collect_params(), "sgd", algorithm="five")
+        for call in (
+            lambda: register("wrong")(wrong),
+            lambda: check(wrong, 3),
+            lambda: check(of_five, 5),
+            lambda: trace("five", 5),
+            lambda: gluonpar.collectives.simulate("five", 5, 1e6),
+            lambda: gluonpar.allreduce(data, "five"),
+            lambda: trainer.step(5),
+        ):
+            with pytest.raises(TypeError, match="list of Hop"):
+                call()
+        assert [array.asnumpy().tolist() for array in data] == [[i] * 3 for i in range(5)]
+        assert all((w.asnumpy() == 1).all() for w in net.weight.list_data())
+    finally:
+        del ALGORITHMS["five"]
+    assert "wrong" not in ALGORITHMS
+
+
 @pytest.mark.parametrize("decorator", [register, gluonpar.collectives.register_executor])
 def test_a_name_is_registered_once(decorator):
     ring = PLANS["ring"]

@@ -71,10 +71,13 @@ def test_neither_mxnet_nor_numpy(run, tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     output = json.loads(done.stdout)
     wrong = {f["topic"]: f for f in output["findings"] if f["state"] == "wrong"}
+    assert {*wrong} == {"numpy", "mxnet"}
     assert output["wrong"] == len(wrong) and all(f["remedy"] for f in wrong.values())
     assert "ModuleNotFoundError: No module named 'numpy'" in wrong["numpy"]["text"]
     assert f"finds none in {sys.prefix}" in wrong["mxnet"]["text"]
     assert wheels.CPU in wrong["mxnet"]["text"]
+    (data,) = (f for f in output["findings"] if f["topic"] == "data")
+    assert data["state"] == "note" and "No module named 'numpy'" in data["text"]
     assert any("no mpi4py" in f["text"] for f in output["findings"])
 
 

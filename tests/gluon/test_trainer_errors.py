@@ -1,9 +1,11 @@
 """What gluonpar.Trainer refuses: the error names the cause, and nothing has changed."""
 
 import functools
+import re
 
 import gluon_runs as runs
 import mxnet as mx
+import numpy as np
 import pytest
 from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
@@ -148,6 +150,27 @@ def test_options_that_do_not_exist_are_refused(options, words):
 def test_what_a_trainer_has_not_is_refused_whichever_way_it_is_made(make, options, words):
     with pytest.raises(ValueError, match=words):
         make(**{"params": weights([[1.0]], 2), "optimizer": "sgd", **options})
+
+
+@pytest.mark.parametrize("make", [Trainer, functools.partial(gluon.Trainer, kvstore="gluonpar")])
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -0.1, np.float32("nan"), "0.1"])
+def test_a_learning_rate_that_is_no_rate_is_refused(make, lr):
+    words = re.escape(f"finite number, got {lr!r}")
+    for optimizer in (("sgd", {"learning_rate": lr}), (mx.optimizer.Adam(lr),)):
+        with pytest.raises(ValueError, match=words):
+            make(weights([[1.0]], 2), *optimizer)
+    trainer = make(weights([[1.0]], 2), "sgd", {"learning_rate": 0.5})
+    with pytest.raises(ValueError, match=words):
+        trainer.set_learning_rate(lr)
+    assert trainer.learning_rate == 0.5
+    trainer.set_learning_rate(0)  # the first rate of a warm-up
+    assert trainer.learning_rate == 0
+
+
+def test_the_first_rate_of_a_schedule_is_not_asked_for():
+    calls = []
+    Trainer(weights([[1.0]], 2), "sgd", {"lr_scheduler": calls.append})
+    assert calls == []
 
 
 def test_gradients_that_were_clipped_by_nan_are_left_out():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 import build_notebooks as build
 import nbformat
 import processes
+
+import gluonpar
 
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"
@@ -55,6 +59,17 @@ def ran(tmp_path_factory):
     done = processes.end(build.__file__, "--run", path, seconds=1800)
     assert done.returncode == 0, done.stderr
     return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
+
+
+@pytest.mark.slow
+def test_the_folder_needs_no_other_file_of_a_clone(tmp_path):
+    shutil.copytree(build.NOTEBOOKS, tmp_path / "copy")
+    names = ", ".join(path.stem for path in build.NOTEBOOKS.glob("*.py"))
+    package = str(Path(gluonpar.__file__).parents[1])
+    done = processes.end(
+        "-c", f"import gluonpar, {names}", cwd=tmp_path / "copy", PYTHONPATH=package
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

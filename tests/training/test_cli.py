@@ -46,12 +46,13 @@ def test_a_run_prints_its_settings_epochs_and_result(command):
 
 HEADERS = {
     "--batch-size 32 --num-gpus 3": "batch size: 32 in all, 10 or 11 on each device",
-    "--batch-size 2 --num-gpus 4": "batch size: 2 in all, 0 or 1 on each device",
+    "--batch-size 2 --num-gpus 4": "batch size: 2 in all, 1 on each of 2 devices, none on 2",
+    "--limit 3 --num-gpus 4": "batch size: 3 in all, 1 on each of 3 devices, none on 1",
     "--batch-size 1": "batch size: 1 in all, 1 on each device",
     "--batch-size 18 --num-gpus 3 --weights 1,2.5,1": "batch size: 18 in all, 4, 10, 4 on the "
     "devices by weight",
-    "--batch-size 2 --num-gpus 3 --weights 1,2.5,1": "batch size: 2 in all, 1, 1, 0 on the "
-    "devices by weight",
+    "--batch-size 2 --num-gpus 3 --weights 1,2.5,1": "batch size: 2 in all, 1 on each of 2 "
+    "devices, none on 1",
     "--num-gpus 2 --algorithm star": "all-reduce: star",
     "--num-gpus 2 --allreduce star": "all-reduce: star",
 }

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import gluonpar
-from gluonpar.training import Configuration, Console, Run
+from gluonpar.training import Configuration, Console, Epoch, History, Run
 from gluonpar.training.data import dataset
 from gluonpar.training.workloads import LeNetWorkload
 
@@ -122,6 +122,16 @@ def test_a_plot_without_a_path_is_a_figure_that_a_notebook_shows():
     assert shown == [epoch.loss for epoch in history.epochs]
     formats, _ = shell().display_formatter.format(figure)
     assert formats["image/png"]
+
+
+def test_a_plot_has_the_accuracy_that_early_stopping_goes_by():
+    pytest.importorskip("matplotlib")
+    epochs = [Epoch(i, 1, 1, i / 10, 1, 0.2, (None, 0.4, 0.3)[i]) for i in range(3)]
+    figure = History([], epochs).plot()
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[1].lines}
+    assert lines == {"test": [[0, 0], [1, 0.1], [2, 0.2]], "validation": [[1, 0.4], [2, 0.3]]}
+    assert figure.axes[1].get_legend() is not None
+    assert History([], epochs[:1]).plot().axes[1].get_legend() is None
 
 
 def test_without_matplotlib_a_plot_is_refused_before_training(monkeypatch):
