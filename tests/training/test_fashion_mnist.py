@@ -141,7 +141,7 @@ def test_data_that_are_not_found_list_every_folder_and_mirror_and_the_alternativ
         f"{second}/{FIRST}: 404",
     ):
         assert f"\n  - {line}" in message
-    for alternative in ("--data-dir", "install dataset-fashion-mnist", "--dataset synthetic"):
+    for alternative in ("data_dir", "install dataset-fashion-mnist", "--dataset synthetic"):
         assert alternative in message
 
 

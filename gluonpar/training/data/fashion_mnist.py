@@ -72,7 +72,7 @@ def find(data_dir: str | os.PathLike[str] | None = None) -> tuple[list[np.ndarra
     raise FileNotFoundError(
         "Fashion-MNIST was not found. Tried:\n"
         + "".join(f"  - {line}\n" for line in tried)
-        + "Either put its four files into one folder and give that as data_dir (--data-dir), "
+        + "Either put its four files into one folder and give that as data_dir, "
         "or install Debian's package: apt-get install dataset-fashion-mnist. "
         "For a run without real data: --dataset synthetic."
     )
