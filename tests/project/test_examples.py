@@ -72,6 +72,28 @@ def test_worker_processes_change_no_bit(finished, tmp_path):
     assert (tmp_path / "epoch-2.ckpt").read_bytes() == want.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("six_steps", "--batch-size", "0"),
+        ("six_steps", "--limit", "-1"),
+        ("six_steps", "--save", "absent/a.ckpt"),
+        ("several_processes", "--num-gpus", "0"),
+        ("several_processes", "--batch-size", "0"),
+        ("several_processes", "--save-dir", "/dev/null/out"),
+        ("training_loop", "--num-gpus", "0"),
+        ("training_loop", "--batch-size", "0"),
+        ("training_loop", "--save-dir", "/dev/null/out"),
+    ],
+)
+def test_an_option_that_cannot_be_met_ends_the_program_with_one_line(name, option, value, capsys):
+    parse = runpy.run_path(str(EXAMPLES / f"{name}.py"))["parse"]
+    with pytest.raises(SystemExit) as ended:
+        parse([option, value])
+    *_, line = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and option in line and value in line
+
+
 @pytest.mark.slow
 def test_the_custom_loop_converges(tmp_path):
     done = processes.end(EXAMPLES / "custom_loop.py", cwd=tmp_path)
