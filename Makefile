@@ -96,7 +96,7 @@ test-numpy2: ## run the quick tests of all but processes and the project with Nu
 
 # Each program has a process of its own. tests/programs/compare.py prints the table of docs/programs.md.
 test-programs: $(VENV_PROGRAMS)/.programs ## run programs of gluon-cv, GluonNLP and d2l; up to Python 3.11
-	$(PYTEST:$(BIN)/%=$(VENV_PROGRAMS)/bin/%) tests/programs/test_programs.py $(ARGS)
+	$(PYTEST:$(BIN)/%=$(VENV_PROGRAMS)/bin/%) tests/programs/test_*.py $(ARGS)
 
 # JupyterLab runs as root only with --allow-root.
 notebook: $(VENV)/.notebook data ## open the walkthrough in JupyterLab

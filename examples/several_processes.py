@@ -47,8 +47,7 @@ def network():
 
 def train(args):
     """Train as the options say, and return the network."""
-    ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)  # of this rank
-    data = dataset.load(args.dataset, limit=args.limit)
+    ctx, data = args.ctx, dataset.load(args.dataset, limit=args.limit)
 
     net = network()
     mx.random.seed(args.seed)
@@ -89,6 +88,13 @@ def train(args):
     return net
 
 
+def positive(text):
+    """Return the value of an option that counts something."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def parse(argv=None):
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -96,10 +102,12 @@ def parse(argv=None):
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")
     parser.add_argument(
-        "--limit", type=int, help="use the first LIMIT training and test images only"
+        "--limit", type=positive, help="use the first LIMIT training and test images only"
     )
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=256, help="on all processes together")
+    parser.add_argument(
+        "--batch-size", type=positive, default=256, help="on all processes together"
+    )
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-dir", type=pathlib.Path, help="save every epoch in this folder")
@@ -107,8 +115,15 @@ def parse(argv=None):
     args = parser.parse_args(argv)
     if args.resume and not args.save_dir:
         parser.error("--resume needs --save-dir")
-    if args.save_dir:
-        args.save_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        args.ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)  # of this rank
+    except ValueError as error:
+        parser.error(f"--num-gpus: {error}")
+    try:
+        if args.save_dir:
+            args.save_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--save-dir: {error}; give a folder that can be written")
     return args
 
 

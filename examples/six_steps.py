@@ -7,6 +7,7 @@ docs/cluster.md explains the steps, and what to leave out of a script for Horovo
 """
 
 import argparse
+import pathlib
 
 import gluonpar  # 1. before MXNet; a process that mpirun has started is a rank of the job
 from gluonpar import cluster
@@ -64,19 +65,30 @@ def train(args):
     return net
 
 
+def positive(text):
+    """Return the value of an option that counts something."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def parse(argv=None):
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")
     parser.add_argument(
-        "--limit", type=int, help="use the first LIMIT training and test images only"
+        "--limit", type=positive, help="use the first LIMIT training and test images only"
     )
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=256, help="on all ranks together")
+    parser.add_argument("--batch-size", type=positive, default=256, help="on all ranks together")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", metavar="FILE", help="write a checkpoint after every epoch")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    can_save = not args.save or pathlib.Path(args.save).parent.is_dir()
+    if not cluster.gather(can_save)[0]:  # rank 0 writes
+        parser.error(f"--save {args.save}: there is no such folder; make it, or give another")
+    return args
 
 
 if __name__ == "__main__":

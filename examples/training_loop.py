@@ -139,8 +139,7 @@ SUMS = {"trainer": Trainer, "kvstore": Kvstore, "by-hand": ByHand}
 
 def train(args):
     """Train as the options say, and return the network."""
-    ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)
-    data = dataset.load(args.dataset, limit=args.limit)
+    ctx, data = args.ctx, dataset.load(args.dataset, limit=args.limit)
     images, test_images = (x.transpose(0, 2, 3, 1) for x in (data.train_images, data.test_images))
 
     sampler = Shuffled(len(images), args.batch_size, args.seed)
@@ -185,6 +184,13 @@ def train(args):
     return net
 
 
+def positive(text):
+    """Return the value of an option that counts something."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def parse(argv=None):
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -193,10 +199,10 @@ def parse(argv=None):
     parser.add_argument("--device", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--dataset", choices=dataset.NAMES, default="fashion-mnist")
     parser.add_argument(
-        "--limit", type=int, help="use the first LIMIT training and test images only"
+        "--limit", type=positive, help="use the first LIMIT training and test images only"
     )
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=256, help="on all devices together")
+    parser.add_argument("--batch-size", type=positive, default=256, help="on all devices together")
     parser.add_argument("--lr", type=float, default=0.1, help="the largest learning rate")
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--seed", type=int, default=0)
@@ -207,8 +213,15 @@ def parse(argv=None):
         parser.error("--resume needs --save-dir")
     if args.resume and not any(args.save_dir.glob(f"epoch-{args.resume}.*")):
         parser.exit(2, f"there is no checkpoint of epoch {args.resume} in {args.save_dir}\n")
-    if args.save_dir:
-        args.save_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        args.ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)
+    except ValueError as error:
+        parser.error(f"--num-gpus: {error}")
+    try:
+        if args.save_dir:
+            args.save_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--save-dir: {error}; give a folder that can be written")
     return args
 
 

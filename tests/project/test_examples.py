@@ -1,14 +1,16 @@
-"""The examples: three ways of summing gradients train alike, and a loop by hand converges."""
+"""The examples train alike on any devices and ranks, and in each way of summing gradients."""
 
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import processes
 import pytest
+from mpi_jobs import mpirun, needs_mpi, succeed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAM = EXAMPLES / "training_loop.py"
@@ -70,6 +72,76 @@ def test_worker_processes_change_no_bit(finished, tmp_path):
     assert done.returncode == 0, done.stderr
     want = finished["trainer"][1] / "epoch-2.ckpt"
     assert (tmp_path / "epoch-2.ckpt").read_bytes() == want.read_bytes()
+
+
+FINE_TUNING = ["--device=cpu", "--limit=81", "--batch-size=20", "--epochs=2"]
+LANGUAGE = ["--device=cpu", "--units=16", "--batch-size=9", "--length=20", "--epochs=2"]
+
+
+def history(name, num_devices, options):
+    """Run an example in this process; return what it measured in each epoch."""
+    found = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    net, measured = found["train"](found["parse"]([*options, f"--num-gpus={num_devices}"]))
+    for param in net.collect_params().values():  # all devices have the same
+        assert len({copy.asnumpy().tobytes() for copy in param.list_data()}) == 1
+    return measured
+
+
+def test_fine_tuning_trains_the_last_layer_on_two_devices_as_on_one_and_then_the_rest():
+    """With all layers it does not: batch normalisation takes the statistics of each device."""
+    two, one = (history("fine_tuning", k, FINE_TUNING) for k in (2, 1))
+    np.testing.assert_allclose(two[:2], one[:2], rtol=1e-5)
+    assert two[-1] < two[0] / 2 and one[-1] < one[0] / 2
+
+
+def test_the_language_model_trains_on_two_devices_as_on_one():
+    """Tolerance: rounding of float32 through 300 updates."""
+    two, one = (history("language_model", k, LANGUAGE) for k in (2, 1))
+    np.testing.assert_allclose(two, one, rtol=1e-3)
+    assert two[1] < two[0] < 10
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fine_tuning", [*FINE_TUNING[:-1], "--epochs=1"]), ("language_model", LANGUAGE)],
+)
+def test_two_ranks_print_what_one_process_prints(name, options, capsys):
+    """Of fine-tuning, for the last layer: see above."""
+    program = str(EXAMPLES / f"{name}.py")
+    printed, _ = succeed(mpirun((2, [sys.executable, program, *options])))
+    history(name, 1, options)
+    lines = capsys.readouterr().out.splitlines()
+    same = sum(not line.startswith("all") for line in lines)
+    assert same and printed.lstrip().split("\n")[:same] == lines[:same]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("six_steps", "--batch-size", "0"),
+        ("six_steps", "--limit", "-1"),
+        ("six_steps", "--save", "absent/a.ckpt"),
+        ("several_processes", "--num-gpus", "0"),
+        ("several_processes", "--batch-size", "0"),
+        ("several_processes", "--save-dir", "/dev/null/out"),
+        ("fine_tuning", "--num-gpus", "0"),
+        ("fine_tuning", "--batch-size", "0"),
+        ("language_model", "--num-gpus", "0"),
+        ("language_model", "--batch-size", "0"),
+        ("language_model", "--data", "absent.txt"),
+        ("training_loop", "--num-gpus", "0"),
+        ("training_loop", "--batch-size", "0"),
+        ("training_loop", "--save-dir", "/dev/null/out"),
+    ],
+)
+def test_an_option_that_cannot_be_met_ends_the_program_with_one_line(name, option, value, capsys):
+    parse = runpy.run_path(str(EXAMPLES / f"{name}.py"))["parse"]
+    with pytest.raises(SystemExit) as ended:
+        parse([option, value])
+    *_, line = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and option in line and value in line
 
 
 @pytest.mark.slow
