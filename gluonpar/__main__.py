@@ -12,28 +12,11 @@ from gluonpar.install import startup
 
 ABOUT = "Train one model on several devices with MXNet, and examine this machine."
 HINT = "To start: gluonpar train --num-gpus 2"
-# The options of each command, and the module whose ``main`` runs it, imported when it is used.
-COMMANDS: dict[str, tuple[type[options.Options], str, str]] = {
-    "train": (
-        options.Configuration,
-        "training.command_line",
-        "train LeNet or ResNet-18 on K GPUs, or on K CPU devices",
-    ),
-    "bench": (
-        options.Bench,
-        "diagnostics.bench",
-        "measure the all-reduce algorithms beside MXNet's own",
-    ),
-    "selftest": (
-        options.SelfTest,
-        "diagnostics.self_test",
-        "test that gluonpar computes correctly on these devices",
-    ),
-    "doctor": (
-        options.Doctor,
-        "diagnostics.doctor",
-        "print what is installed and what is wrong, with remedies",
-    ),
+COMMANDS: dict[str, type[options.Options]] = {
+    "train": options.Configuration,
+    "bench": options.Bench,
+    "selftest": options.SelfTest,
+    "doctor": options.Doctor,
 }
 ALIASES = {"verify": "selftest"}
 
@@ -46,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = ALIASES.get(argv[0], argv[0]) if argv else ""
     if name in COMMANDS:
         return start(name, argv[1:], f"gluonpar {name}")
-    lines = [f"  {name:<10}{about}" for name, (*_, about) in COMMANDS.items()]
+    lines = [f"  {name:<10}{kind.title}" for name, kind in COMMANDS.items()]
     parser = options.Parser(
         prog="gluonpar",
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
@@ -69,7 +52,7 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
     Returns the exit code. ``prog`` is the program's name in messages. A script that trains one
     ``model`` refuses another.
     """
-    kind, module, _ = COMMANDS[name]
+    kind = COMMANDS[name]
 
     def work() -> int:
         of_model = ["--model", model] if model else []
@@ -87,7 +70,9 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
                 parser.error(str(error))
         if name in ("bench", "selftest") and _is_in_job(prog):
             return options.BAD_REQUEST
-        main: int = importlib.import_module(f"gluonpar.{module}").main([*of_model, *argv], prog)
+        main: int = importlib.import_module(f"gluonpar.{kind.module}").main(
+            [*of_model, *argv], prog
+        )
         return main
 
     return options.run(prog, work)

@@ -35,6 +35,9 @@ LEARNING_RATES = {"lenet": 0.2, "resnet18": 0.1}  # of the models, with SGD
 OPTIMIZERS = {"sgd": None, "nag": None, "adam": 0.001, "lamb": 0.001, "rmsprop": 0.001}
 _WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
 _EXECUTORS = {"host", "nccl"}  # the algorithms without a plan
+_MOST_SEED = 2**31 - 1
+EPOCHS, ALGORITHM = ("--epochs", "--num-epochs"), ("--algorithm", "--allreduce")
+_OF = ", ".join(COLLECTIVES)
 _LARGEST = 3.4028234663852886e38  # float32
 # Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
 _OF_JOBS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -70,13 +73,22 @@ def option(
     return dataclasses.field(default=default, metadata={**limits, **line})
 
 
+def count(default: int | None, text: str, metavar: str = "N", **more: Any) -> Any:
+    """Return the field of an option that is a number of something, at least 1."""
+    return option(default, text, metavar, **{"least": 1, **more})
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of a command; a subclass has a field for each.
 
-    Raises TypeError for a value of another type, and ValueError for one that is not allowed.
+    ``module`` has the function ``main`` that runs it, and ``title`` is its line in the list of
+    commands. Raises TypeError for a value of another type, and ValueError for one that is not
+    allowed.
     """
 
+    module: ClassVar[str]
+    title: ClassVar[str]
     about: ClassVar[str]
     examples: ClassVar[str] = ""
     exit_codes: ClassVar[dict[int, str]] = {}
@@ -264,6 +276,7 @@ class Configuration(Options):
     :class:`Run` checks values that depend on the machine or the data.
     """
 
+    module, title = "training.command_line", "train LeNet or ResNet-18 on K devices"
     about = "Train LeNet or ResNet-18 on Fashion-MNIST, on several devices at once."
     examples = """
 gluonpar train --num-gpus 2
@@ -283,68 +296,38 @@ gluonpar train --model resnet18 --save-dir out --resume
         TERMINATED: "ended by SIGTERM, after writing a checkpoint if there is a\n       --save-dir",
     }
 
-    num_gpus: int | None = option(
-        None, "train on K GPUs, or K CPU devices without GPUs", "K", least=1, group="devices"
-    )
-    batch_size: int = option(
-        256, "samples per step, on all devices (%(default)s)", "N", least=1, group="training"
-    )
+    num_gpus: int | None = count(None, "train on K GPUs, or K CPU devices", "K", group="devices")
+    batch_size: int = count(256, "samples per step, on all devices (%(default)s)", group="training")
     lr: float | None = option(None, "learning rate (0.2; resnet18 0.1, with Adam 0.001)")
-    num_epochs: int = option(
-        4,
-        "passes over the training images (%(default)s)",
-        "N",
-        least=1,
-        flags=("--epochs", "--num-epochs"),
-    )
+    num_epochs: int = count(4, "passes over the training images (%(default)s)", flags=EPOCHS)
     gpus: tuple[int, ...] | None = option(
-        None, "use the GPUs with these ids, such as 0,2", "IDS", group="devices"
+        None, "use these GPUs, such as 0,2", "IDS", group="devices"
     )
-    device: str = option(
-        "auto", "gpu: GPUs or an error; cpu: CPUs; auto: as --num-gpus", choices=DEVICES
-    )
+    device: str = option("auto", "gpu, or cpu; auto: GPUs if there are any", choices=DEVICES)
     weights: tuple[float, ...] | None = option(None, "relative speeds of the devices", "W,W")
-    algorithm: str | None = option(
-        None,
-        "the all-reduce: host, nccl, or a plan such as ring",
-        "NAME",
-        flags=("--algorithm", "--allreduce"),
-    )
-    model: str = option(
-        "lenet", "what to train (%(default)s)", choices=LEARNING_RATES, group="training"
-    )
-    optimizer: str = option("sgd", "of MXNet, for Gluon models (%(default)s)", choices=OPTIMIZERS)
+    algorithm: str | None = option(None, "the all-reduce, such as ring", "NAME", flags=ALGORITHM)
+    model: str = option("lenet", "network (%(default)s)", choices=LEARNING_RATES, group="training")
+    optimizer: str = option("sgd", "for Gluon models (%(default)s)", choices=OPTIMIZERS)
     momentum: float | None = option(None, "of SGD, NAG and RMSProp", least=0)
     wd: float = option(0.0, "weight decay (%(default)s)", least=0)
-    seed: int = option(
-        0, "of the initial parameters and the shuffling (%(default)s)", least=0, most=2**31 - 1
-    )
+    seed: int = option(0, "of initial parameters and order (%(default)s)", least=0, most=_MOST_SEED)
     deterministic: bool = option(False, "repeat a seed's run bit for bit on GPUs, too; slower")
-    early_stop: int | None = option(
-        None,
-        "hold out a tenth of the images; stop after N epochs without a higher accuracy",
-        "N",
-        least=1,
+    early_stop: int | None = count(
+        None, "hold out a tenth of the images; stop after N epochs without a higher accuracy"
     )
-    dataset: str = option(
-        "fashion-mnist", "synthetic needs no files", choices=DATASETS, group="data"
-    )
+    dataset: str = option(DATASETS[0], "synthetic: no files", choices=DATASETS, group="data")
     data_dir: str | None = option(None, "folder with the four files of Fashion-MNIST", "DIR")
-    limit: int | None = option(None, "use the first N training and test images only", "N", least=1)
-    log_interval: int | None = option(
-        None, "print the loss every N batches", "N", least=1, group="output"
-    )
+    limit: int | None = count(None, "use the first N training and test images only")
+    log_interval: int | None = count(None, "print the loss every N batches", group="output")
     save_dir: str | None = option(None, "save each epoch's parameters, and checkpoints", "DIR")
-    save_every: int | None = option(None, "also save a checkpoint every N batches", "N", least=1)
-    keep: int = option(3, "keep the last N checkpoints (%(default)s)", "N", least=1)
+    save_every: int | None = count(None, "also save a checkpoint every N batches")
+    keep: int = count(3, "keep the last N checkpoints (%(default)s)")
     resume: str | None = option(
         None, "continue from this checkpoint, or the newest in this folder or --save-dir", "PATH"
     )
     onnx: bool = option(False, "save each epoch's network in --save-dir as ONNX, too")
     plot: str | None = option(None, "plot loss, test accuracy and images/s", "FILE.png")
-    history: str | None = option(
-        None, "write a row per epoch, as CSV or, if it ends in .jsonl, JSON lines", "FILE"
-    )
+    history: str | None = option(None, "write a row per epoch, to .csv or .jsonl", "FILE")
     profile: bool = option(False, "print where a step's time goes, in the first epoch")
     dry_run: bool = option(False, "check everything and take one step; save nothing")
 
@@ -395,6 +378,7 @@ class Measured(Options):
 class Bench(Measured):
     """The options of gluonpar bench, named as in nccl-tests."""
 
+    module, title = "diagnostics.bench", "measure the all-reduce algorithms beside MXNet's own"
     about = """Measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
 
 --collective measures gluonpar's other collectives. The figures mean the same as
@@ -406,40 +390,24 @@ gluonpar bench --algorithms host,ring --json bench.json
 gluonpar bench --collective reduce_scatter
 """
 
-    device: str = option(
-        "auto", "gpu: GPUs only; cpu: CPU devices; auto: GPUs if there are any", choices=DEVICES
-    )
-    min_bytes: int = option(
-        4 << 10,
-        "smallest array of one device, such as 4096 or 4K (4K)",
-        "SIZE",
-        least=1,
-        convert=num_bytes,
-    )
-    max_bytes: int = option(64 << 20, "largest array (64M)", "SIZE", least=1, convert=num_bytes)
-    factor: int = option(8, "ratio of one size to the one before (%(default)s)", "N", least=2)
-    num_gpus: int = option(2, "number of devices (%(default)s)", "K", least=2)
-    dtype: str = option("float32", "dtype of the arrays (%(default)s)", choices=DTYPES)
-    collective: str = option(
-        "allreduce", "gluonpar's function to measure (%(default)s)", choices=COLLECTIVES
-    )
-    rounds: int = option(20, "samples (%(default)s)", "N", least=1, flags=("--iters",))
-    calls: int = option(
-        1,
-        "calls on the same arrays before the wait; a sample is one call's share (%(default)s)",
-        "N",
-        least=1,
-    )
-    warmup: int = option(5, "samples before that do not count (%(default)s)", "N", least=0)
-    algorithms: tuple[str, ...] | None = option(
-        None, "algorithms of allreduce to measure (all that these devices can use)", "A,B"
-    )
+    device: str = option("auto", "gpu, or cpu; auto: GPUs if there are any", choices=DEVICES)
+    min_bytes: int = option(4 << 10, "smallest array of a device (4K)", "SIZE", convert=num_bytes)
+    max_bytes: int = option(64 << 20, "largest array (64M)", "SIZE", convert=num_bytes)
+    factor: int = count(8, "ratio of one size to the one before (%(default)s)", least=2)
+    num_gpus: int = count(2, "number of devices (%(default)s)", "K", least=2)
+    dtype: str = option("float32", "of the arrays (%(default)s)", "DTYPE", choices=DTYPES)
+    collective: str = option("allreduce", f"to measure: {_OF}", "NAME", choices=COLLECTIVES)
+    rounds: int = count(20, "samples (%(default)s)", flags=("--iters",))
+    calls: int = count(1, "calls before each wait; a sample is one call's share (%(default)s)")
+    warmup: int = count(5, "samples before that do not count (%(default)s)", least=0)
+    algorithms: tuple[str, ...] | None = option(None, "of allreduce, to measure (all)", "A,B")
 
 
 @dataclasses.dataclass(frozen=True)
 class SelfTest(Options):
     """The options of gluonpar selftest."""
 
+    module, title = "diagnostics.self_test", "test that gluonpar computes correctly here"
     about = """Test on this machine's devices that gluonpar computes correctly.
 
 Every check computes on the devices and compares values with those of NumPy or
@@ -451,9 +419,7 @@ gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
 """
     exit_codes = {0: "nothing is wrong", 1: "something is wrong, and printed"}
 
-    num_gpus: int | None = option(
-        None, "K GPUs; K CPU devices if there is no GPU at all", "K", least=1, most=64
-    )
+    num_gpus: int | None = count(None, "K GPUs; K CPU devices if there is no GPU", "K", most=64)
     device: str = option("auto", "only GPUs, or only CPU devices", choices=DEVICES)
 
 
@@ -461,6 +427,7 @@ gluonpar selftest --num-gpus 4   # four GPUs, or four CPU devices
 class Doctor(Options):
     """The options of gluonpar doctor."""
 
+    module, title = "diagnostics.doctor", "print what is installed and wrong, with remedies"
     about = """Print what is installed and what is wrong, with a remedy for each fault.
 
 It changes nothing, downloads nothing, and works without MXNet and NumPy."""

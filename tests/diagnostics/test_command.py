@@ -46,7 +46,7 @@ def test_without_a_command_all_are_listed_with_a_way_to_start(arguments, command
     code, out, _ = command(*arguments)
     out = "\n".join(out)
     assert code == 0
-    assert all(f"  {name} " in out and about in out for name, (*_, about) in COMMANDS.items())
+    assert all(f"  {name} " in out and kind.title in out for name, kind in COMMANDS.items())
     assert "gluonpar train --num-gpus 2" in out
 
 

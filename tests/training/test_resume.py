@@ -1,5 +1,8 @@
 """A resumed run ends with the same bits as one that never stopped, whatever stopped it."""
 
+import csv
+import dataclasses
+import json
 import os
 import random
 import re
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 from checkpoint_files import set_in_header
 
+import gluonpar
 from gluonpar.training import Configuration, Console, ResumeError, Run, command_line, workloads
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
@@ -50,6 +54,39 @@ def whole(request, tmp_path_factory):
 def checkpoint(whole, place):
     options, _, folder = whole
     return str(folder / f"{options['model']}-epoch-{place}.npz")
+
+
+RULES = [{"optimizer": "adam"}, {"momentum": 0.5, "wd": 0.125}, {"optimizer": "nag", "lr": 0.05}]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_another_optimizer_trains_resumes_alike_and_is_another_run(rule, tmp_path):
+    options, table, lines = {"model": "resnet18", **rule}, tmp_path / "a.csv", tmp_path / "b.jsonl"
+    whole = run(**options, history=str(lines)).train()
+    assert bits(whole) != bits(run(model="resnet18").train())
+    written = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert written == [dataclasses.asdict(epoch) for epoch in whole.epochs] and len(written) == 2
+    options.update(save_dir=str(tmp_path), history=str(table))
+    stopped = run(**options, num_epochs=1)
+    stopped.train()
+    ours = stopped.workload.trainer.optimizer
+    assert type(ours).__name__.lower() == rule.get("optimizer", "sgd")
+    assert (ours.wd, ours.lr) == (rule.get("wd", 0.0), stopped.lr)
+    assert "momentum" not in rule or ours.momentum == rule["momentum"]
+    with pytest.raises(ResumeError, match="is a checkpoint of another run"):
+        run(model="resnet18", save_dir=str(tmp_path), resume="")
+    assert bits(run(**options, resume="").train()) == bits(whole)
+    with open(table, newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [(int(row["epoch"]), float(row["loss"])) for row in rows] == [
+        (epoch.epoch, epoch.loss) for epoch in whole.epochs
+    ]
+
+
+def test_lenet_by_hand_has_the_books_sgd():
+    for rule in RULES:
+        with pytest.raises(ValueError, match="optimizer must be sgd.* for lenet"):
+            run(**rule)
 
 
 def test_checkpoints_are_saved_every_n_steps_and_after_each_epoch(whole):
