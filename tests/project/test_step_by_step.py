@@ -158,6 +158,17 @@ def test_a_step_forward_or_back_goes_to_where_the_simulation_begins_a_step(drive
 
 @pytest.mark.slow
 @needs_browser
+def test_the_keys_go_from_step_to_step_after_a_drag_of_the_slider(driven):
+    times = begins(simulated(TOLD["stepped"][-1]))
+    dragged_to = 0.4 * times[-1]
+    after = next(i for i, time in enumerate(times) if time > dragged_to)
+    expected = [times[after], times[after - 1], times[after - 2], times[-1], 0]
+    assert all(pressed["taken"] for pressed in driven["dragged"])
+    assert [pressed["now"] for pressed in driven["dragged"]] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@needs_browser
 def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest(driven):
     for told in driven["charts"]:
         values = told["values"]

@@ -45,6 +45,17 @@ function scrub(value) {
   return shown();
 }
 
+/** Drag the slider, which leaves the focus on it, and press keys. */
+function keysAfterADrag(values) {
+  choose(values);
+  document.getElementById("scrub").focus();
+  scrub(400);
+  return ["ArrowRight", "ArrowLeft", "ArrowLeft", "End", "Home"].map((key) => {
+    const taken = press(key, document.activeElement);
+    return { key, taken, now };
+  });
+}
+
 /** Open a link to the page with this hash. */
 function follow(hash) {
   history.replaceState(null, "", `#${hash}`);
@@ -99,6 +110,7 @@ function drive({ timelines, stepped, charts }) {
   report.timelines = timelines.map(timeline);
   report.stepped = stepped.map(steps);
   report.charts = charts.map(chart);
+  report.dragged = keysAfterADrag(stepped[stepped.length - 1]);
 
   follow("");
   const texts = {

@@ -813,7 +813,8 @@ function changed({ target: { name, value } }) {
 }
 
 function pressed(event) {
-  const busy = event.target.closest("input, select, textarea, summary, a");
+  // The slider keeps the focus after a drag; its own step, a thousandth, is none of the plan's.
+  const busy = event.target.closest("input:not(#scrub), select, textarea, summary, a");
   const button = event.target.closest("button");
   if (busy || event.ctrlKey || event.altKey || event.metaKey || (button && event.key === " "))
     return;
