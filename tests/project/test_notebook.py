@@ -26,8 +26,6 @@ import gluonpar
 from gluonpar import collectives
 from gluonpar.collectives import Hop
 
-import gluonpar
-
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"
 RIGHT, BETTER, WRONG = "Right.", "Right, but not good: ", "Wrong: "

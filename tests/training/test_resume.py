@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from checkpoint_files import set_in_header
 
-import gluonpar
 from gluonpar.training import Configuration, Console, ResumeError, Run, command_line, workloads
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
