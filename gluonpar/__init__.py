@@ -82,7 +82,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_ROOMS})
+    return sorted({*__all__, *_MODULES})
 
 
 startup.install()

@@ -97,6 +97,17 @@ def test_another_program_gets_the_exception(without_mxnet, tmp_path, name):
     assert done.returncode == 1 and "ImportError: numpy is broken" in done.stderr
 
 
+@pytest.mark.parametrize("model", ["lenet", "resnet18"])
+def test_a_script_trains_the_network_of_its_name_only(model):
+    script = PACKAGES / "scripts" / f"train_{model}.py"
+    other = {"lenet": "resnet18", "resnet18": "lenet"}[model]
+    done = end(script, "--model", other)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"train_{model}.py: error: --model must be {model} here")
+    done = end(script, "--epochs", "0")
+    assert done.stderr == f"train_{model}.py: error: --epochs must be at least 1, got 0\n"
+
+
 def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, command):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -110,6 +121,9 @@ def test_ctrl_c_is_one_line_and_exit_code_130(monkeypatch, command):
     "arguments",
     [
         ("bench", "--max-bytes", "4K", "--iters", "1", "--algorithms", "host"),
+        ("--help",),
+        ("train", "--help"),
+        ("--version",),
         pytest.param(("selftest",), marks=pytest.mark.slow),
         pytest.param(("doctor",), marks=pytest.mark.slow),
     ],
@@ -119,9 +133,9 @@ def test_output_that_cannot_be_written_ends_a_command_without_a_traceback(argume
     read, write = os.pipe()
     os.close(read)
     arguments = [sys.executable, "-m", "gluonpar", *arguments]
-    arguments += ["--device", "cpu"] if "doctor" not in arguments else []
+    arguments += ["--device", "cpu"] if {"bench", "selftest"} & {*arguments} else []
     full = os.open("/dev/full", os.O_WRONLY)
-    for stdout, code, words in ((write, 141, ""), (full, 2, r"gluonpar .*No space left.*\n")):
+    for stdout, code, words in ((write, 141, ""), (full, 2, r"gluonpar.*No space left.*\n")):
         done = subprocess.run(arguments, stdout=stdout, stderr=subprocess.PIPE, text=True)
         os.close(stdout)
         assert done.returncode == code and re.fullmatch(words, done.stderr), done.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from processes import end
 
+import gluonpar
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\
 from __future__ import annotations
@@ -77,7 +79,8 @@ def test_a_program_passes_and_each_wrong_call_is_found(checker, tmp_path):
         assert done.returncode == bool(found), done.stdout + done.stderr
         return found
 
-    assert errors(PROGRAM) == []
+    names = "\n".join(f"print(gluonpar.{name})" for name in dir(gluonpar))
+    assert errors(f"{PROGRAM}{names}\n") == [] and "SyncBatchNorm" in names and "cluster" in names
     found = errors(PROGRAM + "\n".join(WRONG))
     assert len(found) == len(WRONG)
     for i, (line, name) in enumerate(zip(found, WRONG.values()), lines + 1):
