@@ -58,14 +58,38 @@ def verdict(before: Sequence[float], after: Sequence[float]) -> str:
 
 
 def bandwidths(
-    measured: Mapping[str, Sequence[float]], sizes: Sequence[int], num_devices: int
+    measured: Mapping[str, Sequence[Sequence[float]]], sizes: Sequence[int], num_devices: int
 ) -> None:
-    """Print time (ms), algbw and busbw of each algorithm and size, and the ring beside the star."""
+    """Print median (ms), algbw and busbw of each algorithm and size, and the ring beside the star.
+
+    ``measured`` are samples in ms, by algorithm and size.
+    """
     print("   bytes  algorithm        ms  algbw GB/s  busbw GB/s")
     for i, size in enumerate(sizes):
-        for name, milliseconds in measured.items():
-            algbw = size / milliseconds[i] / 1e6
+        for name, samples in measured.items():
+            milliseconds = np.median(samples[i])
+            algbw = size / milliseconds / 1e6
             busbw = algbw * 2 * (num_devices - 1) / num_devices
-            print(f"{size:8}  {name:9} {milliseconds[i]:9.2f} {algbw:11.3f} {busbw:11.3f}")
-    for size, ring, star in zip(sizes, measured["ring"], measured["star"]):
-        print(f"{size} bytes: the ring takes {ring / star:.2f} times as long as the star")
+            print(f"{size:8}  {name:9} {milliseconds:9.2f} {algbw:11.3f} {busbw:11.3f}")
+    ring_and_star(measured["ring"], measured["star"], sizes)
+
+
+def ring_and_star(
+    rings: Sequence[Sequence[float]], stars: Sequence[Sequence[float]], sizes: Sequence[int]
+) -> None:
+    """Print by size how long the ring takes beside the star, and a sentence that follows.
+
+    The ring is slower or faster if the middle halves of the samples do not overlap.
+    """
+    found: dict[str, list] = {}
+    for size, ring, star in zip(sizes, rings, stars):
+        ratio = np.median(ring) / np.median(star)
+        word = verdict(*(np.percentile(samples, (25, 75)) for samples in (star, ring)))
+        print(f"{size} bytes: the ring takes {ratio:.2f} times as long as the star, {word}")
+        found.setdefault(word, []).append(str(size))
+    how = {"slower": "slower", "faster": "faster", "within noise": "neither slower nor faster"}
+    parts = [
+        f"{how[word]} with {', '.join([*some[:-2], ' and '.join(some[-2:])])} bytes"
+        for word, some in found.items()
+    ]
+    print(f"Here the ring, compared with the star, is {', and '.join(parts)}.")

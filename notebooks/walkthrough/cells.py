@@ -345,7 +345,7 @@ print(len(hops), "hops; the first:", hops[0])
 plots.plan("ring", 4)
 
 # %% ring-states
-from gluonpar.plans.plan import contributions, num_steps
+from gluonpar.plans.plan import contributions, num_chunks, num_steps
 
 for chunk, counts in enumerate(contributions(hops, 4)[0]):
     print(f"on device 0, chunk {chunk} has the values of devices 0 to 3 this often: {counts}")
@@ -360,27 +360,9 @@ for array in arrays:
     assert np.array_equal(array.asnumpy(), values.sum(axis=0))
 
 # %% check-plan
-from gluonpar.plans.plan import chunks_sent, num_chunks
+import walkthrough_checks as checks
 
-
-def check(plan):
-    is_the_ring = True
-    for k in (2, 3, 4, 7):
-        hops = plan(k)
-        try:
-            collectives.check(hops, k)
-            wrong = ""
-        except ValueError as error:
-            wrong = f"WRONG: {error}"
-        most = max(chunks_sent(hops).values(), default=0)
-        to_next = all(hop.dst == (hop.src + 1) % k for hop in hops)
-        is_the_ring &= not wrong and to_next and num_chunks(hops) == k and most <= 2 * (k - 1)
-        print(f"K = {k}: sums {wrong or 'right'}, chunks {num_chunks(hops)},", end=" ")
-        print(f"at most {most} sent by one device, {'only' if to_next else 'NOT only'} to the next")
-    print("This is the ring." if is_the_ring else "This is not the ring yet.")
-
-
-check(collectives.named("tree").plan)
+checks.ring(collectives.named("tree").plan)
 
 # %% exercise-ring
 from gluonpar.collectives import Hop
@@ -393,15 +375,15 @@ def my_ring(num_devices):
     return collect + [Hop(num_devices - 2 + i, 0, i, 0, reduce=False) for i in others]
 
 
-check(my_ring)
+checks.ring(my_ring)
 
 # %% my-ring
 collectives.ALGORITHMS.pop("my-ring", None)  # so that this cell can be run again
 collectives.register("my-ring")(my_ring)
 
 
-def milliseconds(algorithm, num_bytes, repeats=7):
-    """The median time of an all-reduce on the four devices; every sum is checked."""
+def milliseconds(algorithm, num_bytes, repeats=15):
+    """The times of an all-reduce on the four devices; every sum is checked."""
     times = []
     for _ in range(2 + repeats):  # the first two warm up
         arrays = [nd.full((num_bytes // 4,), 10**i, ctx=c) for i, c in enumerate(devices)]
@@ -411,11 +393,11 @@ def milliseconds(algorithm, num_bytes, repeats=7):
         mx.nd.waitall()
         times.append(timer.stop())
         assert all((array.asnumpy() == 1111).all() for array in arrays), "a sum is wrong"
-    return 1e3 * np.median(times[2:])
+    return 1e3 * np.array(times[2:])
 
 
 for name in ("my-ring", "ring"):
-    print(f"{name:8} {milliseconds(name, 1 << 20):7.2f} ms for arrays of 1 MiB")
+    print(f"{name:8} {np.median(milliseconds(name, 1 << 20)):7.2f} ms for arrays of 1 MiB")
 plots.plan("my-ring", 4)
 
 
@@ -449,7 +431,8 @@ tables.bandwidths(measured, array_bytes, num_devices=4)
 on_links = {
     name: [1e3 * predicted(name, 4, n, 10e-6, 10e9) for n in array_bytes] for name in algorithms
 }
-plots.links_and_memory(on_links, measured, array_bytes)
+medians = {name: np.median(times, axis=1) for name, times in measured.items()}
+plots.links_and_memory(on_links, medians, array_bytes)
 
 # %% resnet
 from gluonpar.models import resnet
@@ -567,11 +550,8 @@ for rate in (0.01, 0.02, 0.04):
     history, accuracy, seconds = train(1, lr=rate, num_epochs=1)
     print(f"1 device, lr {rate}: loss {history[-8:].mean():.4f}")
 
+
 # %% exercise-owners
-collectives.ALGORITHMS.pop("owners", None)  # so that this cell can be run again
-
-
-@collectives.register("owners")
 def owners(num_devices):
     """So far the star: all arrays to device 0, in one chunk, and back."""
     others = range(1, num_devices)
@@ -579,35 +559,63 @@ def owners(num_devices):
     return collect + [Hop(num_devices - 2 + i, 0, i, 0, reduce=False) for i in others]
 
 
-print(collectives.trace("owners", 4))
+print(collectives.Trace("owners", 4, owners(4)))
+checks.owners(owners)
+
 
 # %% exercise-accuracy
-correct = 0
-for X, y in dataset.batches(X_test, y_test, 256):
-    classes = gluonpar.lenet(nd.array(X, ctx=ctx[0]), device_params[0]).argmax(axis=1)
-    correct += int((classes.asnumpy() == y).sum())
-print(f"on device 0 alone: {correct} of {len(y_test)} images are correct")
+def count_correct(batches, device_params, ctx, model):
+    """So far device 0 computes everything, and every batch is waited for."""
+    correct = 0
+    for X, y in batches:
+        classes = model(nd.array(X, ctx=ctx[0]), device_params[0]).argmax(axis=1)
+        correct += int((classes.asnumpy() == y).sum())
+    return correct
+
+
+batches = dataset.batches(X_test, y_test, 256)
+correct = count_correct(batches, device_params, ctx, gluonpar.lenet)
+print(f"{int(correct)} of {len(y_test)} images are correct")
+checks.accuracy(count_correct)
+
 
 # %% exercise-batch-norm
-X = X_train[:8]
-layer = gluon.nn.BatchNorm(in_channels=1)
-layer.initialize(ctx=ctx)
-with autograd.record():
-    one = layer(nd.array(X, ctx=ctx[0])).asnumpy()
-    two = [layer(shard) for shard in gluonpar.split_and_load(X, ctx)]
-two = np.concatenate([output.asnumpy() for output in two])
-print(f"one device and two differ by up to {np.abs(one - two).max():.3f}")
+def normalize(X, ctx):
+    """So far each device normalises its shard alone. Returns one output per device."""
+    layer = gluon.nn.BatchNorm(in_channels=1)
+    layer.initialize(ctx=ctx)
+    with autograd.record():
+        return [layer(shard) for shard in gluonpar.split_and_load(X, ctx)]
+
+
+checks.batch_norm(normalize)
+
 
 # %% exercise-speed
-weights = [3, 1]  # device 0 is three times as fast as device 1
-shards = gluonpar.split_and_load(X_train[:256], ctx, weights=weights)
-print([len(shard) for shard in shards])
+def split(X, speeds, ctx):
+    """So far all shards have the same size, whatever the speeds are."""
+    return gluonpar.split_and_load(X, ctx)
+
+
+print([len(shard) for shard in split(X_train[:256], (3, 1), ctx)])
+checks.speeds(split)
+
 
 # %% exercise-wait
+def run_steps(batches, step):
+    """So far all steps are queued at once. step(X, y) queues one and returns its losses."""
+    for X, y in batches:
+        step(X, y)
+
+
+def step(X, y):
+    return gluonpar.train_batch(X, y, device_params, ctx, lr)
+
+
 timer = d2l.Timer()
-for X, y in dataset.batches(X_train[:1024], y_train[:1024], 256):
-    gluonpar.train_batch(X, y, device_params, ctx, lr)
+run_steps(dataset.batches(X_train[:1024], y_train[:1024], 256), step)
 print(f"queued four steps in {timer.stop():.3f} s")
 timer.start()
 mx.nd.waitall()
 print(f"waited for them   {timer.stop():.3f} s")
+checks.in_progress(run_steps)

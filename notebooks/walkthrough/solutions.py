@@ -17,7 +17,7 @@ def my_ring(num_devices):
     return hops
 
 
-check(my_ring)
+checks.ring(my_ring)
 
 # %% batch-size
 for count, batch_size, rate in ((1, 256, 0.02), (2, 512, 0.02), (2, 512, 0.04)):
@@ -31,11 +31,8 @@ for rate in (0.01, 0.02, 0.04):
     print(f"lr {rate}: loss {ends[0]:.3f} on 1 device, {ends[1]:.3f} on 4")
     assert np.allclose(*ends, rtol=0.05)
 
+
 # %% owners
-collectives.ALGORITHMS.pop("owners", None)
-
-
-@collectives.register("owners")
 def owners(num_devices):
     """Chunk c is summed on device c, its owner, which then sends the sum to all others."""
     others, devices_of = range(1, num_devices), range(num_devices)
@@ -52,57 +49,76 @@ def owners(num_devices):
     return reduce_scatter + all_gather
 
 
-print(collectives.trace("owners", 4))
-arrays = [nd.array(value, ctx=c) for value, c in zip(values, devices)]
-gluonpar.allreduce(arrays, "owners")
-assert all(np.array_equal(array.asnumpy(), values.sum(axis=0)) for array in arrays)
+print(collectives.Trace("owners", 4, owners(4)))
+checks.owners(owners)
+
 
 # %% accuracy
-correct = [nd.zeros((1,), ctx=c) for c in ctx]
-for batch in dataset.batches(X_test, y_test, 256):
-    for i, (X_shard, y_shard) in enumerate(gluonpar.split_and_load(batch, ctx)):
-        classes = gluonpar.lenet(X_shard, device_params[i]).argmax(axis=1)
-        correct[i] += (classes == y_shard.astype("float32")).sum()
-gluonpar.allreduce(correct)
-print(f"on {len(ctx)} devices: {int(correct[0].asscalar())} of {len(y_test)} images are correct")
+def count_correct(batches, device_params, ctx, model):
+    correct = [nd.zeros((1,), ctx=c) for c in ctx]
+    for batch in batches:
+        for i, (X_shard, y_shard) in enumerate(gluonpar.split_and_load(batch, ctx)):
+            classes = model(X_shard, device_params[i]).argmax(axis=1)
+            correct[i] += (classes == y_shard.astype("float32")).sum()
+    gluonpar.allreduce(correct)
+    return correct[0].asscalar()
+
+
+batches = dataset.batches(X_test, y_test, 256)
+correct = count_correct(batches, device_params, ctx, gluonpar.lenet)
+print(f"{int(correct)} of {len(y_test)} images are correct")
+checks.accuracy(count_correct)
 expected = metrics.accuracy(X_test, y_test, device_params, ctx, gluonpar.lenet)
-assert correct[0].asscalar() == round(expected * len(y_test))
+assert correct == round(expected * len(y_test))
+
 
 # %% batch-norm
-layer = gluonpar.SyncBatchNorm(in_channels=1)
-layer.initialize(ctx=ctx)
+def normalize(X, ctx):
+    layer = gluonpar.SyncBatchNorm(in_channels=1)
+    layer.initialize(ctx=ctx)
+
+    def forward(shard):
+        with autograd.record():
+            return layer(shard)
+
+    return gluonpar.run_tasks(forward, gluonpar.split_and_load(X, ctx), ctx)
 
 
-def forward(shard):
-    with autograd.record():
-        return layer(shard)
+checks.batch_norm(normalize)
 
-
-outputs = gluonpar.run_tasks(forward, gluonpar.split_and_load(X_train[:8], ctx), ctx)
-two = np.concatenate([output.asnumpy() for output in outputs])
-print(f"one device and two differ by up to {np.abs(one - two).max():.1e}")
-assert np.allclose(one, two, atol=1e-5)
 
 # %% speed
+def split(X, speeds, ctx):
+    return gluonpar.split_and_load(X, ctx, weights=speeds)
+
+
 for name, speeds in (("3 to 1", (3, 1)), ("20 to 1", (20, 1))):
     even = 128 / min(speeds)  # the slowest device sets the pace
-    sizes = [len(shard) for shard in gluonpar.split_and_load(X_train[:256], ctx, weights=speeds)]
+    sizes = [len(shard) for shard in split(X_train[:256], speeds, ctx)]
     weighted = max(size / speed for size, speed in zip(sizes, speeds))
     fast_only = 256 / max(speeds)
     print(
         f"{name}: {sizes}, {weighted:.0f}; even shards {even:.0f}; fast device only {fast_only:.0f}"
     )
+checks.speeds(split)
 
 # %% wait
 from collections import deque
 
-in_flight, timer = deque(), d2l.Timer()
-for X, y in dataset.batches(X_train[:1024], y_train[:1024], 256):
-    in_flight.append(gluonpar.train_batch(X, y, device_params, ctx, lr))
-    if len(in_flight) > 2:  # at most two steps in progress
-        for loss in in_flight.popleft():
-            loss.wait_to_read()
+
+def run_steps(batches, step):
+    in_flight = deque()
+    for X, y in batches:
+        if len(in_flight) == 2:  # wait for the older one before a third is queued
+            for loss in in_flight.popleft():
+                loss.wait_to_read()
+        in_flight.append(step(X, y))
+
+
+timer = d2l.Timer()
+run_steps(dataset.batches(X_train[:1024], y_train[:1024], 256), step)
 queued = timer.stop()
 timer.start()
 mx.nd.waitall()
 print(f"the loop took {queued:.3f} s, the remaining work {timer.stop():.3f} s")
+checks.in_progress(run_steps)

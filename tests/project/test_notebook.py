@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -15,9 +17,18 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 import build_notebooks as build
 import nbformat
 import processes
+import walkthrough_checks as checks
+import walkthrough_tables as tables
+
+import gluonpar
+from gluonpar import collectives
+from gluonpar.collectives import Hop
 
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"
+RIGHT, BETTER, WRONG = "Right.", "Right, but not good: ", "Wrong: "
+STARTS = {"owners": BETTER, "accuracy": BETTER, "batch-norm": WRONG, "speed": BETTER, "wait": WRONG}
+WORDS_AND_SIZES = r"(slower|faster|neither slower nor faster) with ([\d, and]+) bytes"
 
 
 def codes(notebook):
@@ -88,8 +99,45 @@ def test_the_exercise_starts_with_a_plan_that_is_not_the_ring_and_its_solution_i
         *rows, last = printed(ran[name]).splitlines()
         assert last == verdict and len(rows) == 4 and all("sums right" in row for row in rows)
     assert [numbers(row) for row in printed(ran["run-ring"]).splitlines()[:4]] == [
-        [k, k, 2 * (k - 1)] for k in (2, 3, 4, 7)
+        [k, k, 2 * (k - 1), 1] for k in (2, 3, 4, 7)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "begins_with"), [*STARTS.items()])
+def test_an_exercise_starts_with_something_to_improve_and_its_solution_is_right(
+    name, begins_with, ran
+):
+    assert printed(ran[f"exercise-{name}"]).splitlines()[-1].startswith(begins_with)
+    assert printed(ran[f"run-{name}"]).splitlines()[-1] == RIGHT
+
+
+def test_the_sentence_on_the_ring_and_the_star_is_made_of_the_samples(capsys):
+    star = [[10, 11, 12, 13, 99]] * 4
+    ring = [[20, 21, 22, 23, 24], [9, 10, 12, 14, 15], [1, 2, 3, 4, 99], [14, 15, 16, 17, 18]]
+    tables.bandwidths({"star": star, "ring": ring}, sizes=(1, 2, 3, 4), num_devices=4)
+    *rows, last = capsys.readouterr().out.splitlines()
+    words = [row.split(", ")[1] for row in rows[-4:]]
+    assert words == ["slower", "within noise", "faster", "slower"]
+    assert dict(re.findall(WORDS_AND_SIZES, last)) == {
+        "slower": "1 and 4",
+        "neither slower nor faster": "2",
+        "faster": "3",
+    }
+
+
+@pytest.mark.slow
+def test_the_sentence_on_the_ring_and_the_star_has_every_size_once(ran):
+    *rows, last = printed(ran["measure"]).splitlines()
+    said = {
+        size: word
+        for word, sizes in re.findall(WORDS_AND_SIZES, last)
+        for size in re.findall(r"\d+", sizes)
+    }
+    assert len(said) == 3
+    for row in rows[-3:]:
+        word = said[row.split()[0]].replace("neither slower nor faster", "within noise")
+        assert row.endswith(f", {word}")
 
 
 @pytest.mark.slow
@@ -134,3 +182,156 @@ def test_the_committed_outputs_are_of_real_data_without_errors_or_paths(committe
     assert not [cell.id for cell in notebook.cells if cell.metadata]
     assert build.FILES[language].stat().st_size < 1_500_000
     nbformat.validate(notebook)
+
+
+def functions(name, file="solutions.py"):
+    """The functions that a solution or a cell defines, without what it runs, by name."""
+    tree = ast.parse(build.code(build.SOURCE / file)[name])
+    tree.body = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ImportFrom))]
+    space = {
+        "gluonpar": gluonpar,
+        "nd": mx.nd,
+        "mx": mx,
+        "autograd": mx.autograd,
+        "gluon": mx.gluon,
+    }
+    space["Hop"] = Hop
+    exec(compile(tree, name, "exec"), space)
+    return space
+
+
+def shown(capsys, check, answer):
+    check(answer)
+    return capsys.readouterr().out
+
+
+def one_by_one(plan):
+    """The same plan with one message per step."""
+    return lambda k: [hop._replace(step=i) for i, hop in enumerate(sorted(plan(k)))]
+
+
+class TestChecks:
+    """A check accepts what is right, and tells it from what is right but not good, and wrong."""
+
+    def test_only_the_ring_is_the_ring(self, capsys):
+        ring, library = functions("ring")["my_ring"], collectives.ALGORITHMS
+        plans = [ring, library["ring"].plan]
+        others = [one_by_one(ring), *(library[name].plan for name in ("star", "balanced"))]
+        others += [library["bidirectional-ring"].plan, lambda k: ring(k)[:-1]]
+        yes = [shown(capsys, checks.ring, plan).endswith("This is the ring.\n") for plan in plans]
+        no = [shown(capsys, checks.ring, plan).endswith("not the ring yet.\n") for plan in others]
+        assert all(yes) and all(no)
+
+    def test_owners_send_equal_amounts_and_each_sums_its_chunk(self, capsys):
+        good, plans = functions("owners")["owners"], collectives.ALGORITHMS
+
+        def two_steps(k):
+            """All messages to owners at the same time, and all from owners."""
+            return [hop._replace(step=int(not hop.reduce)) for hop in good(k)]
+
+        def two_chunks_for_device_0(k):
+            """Chunk k, too, is summed by device 0."""
+            more = [Hop(i - 1, i, 0, k, True) for i in range(1, k)]
+            return [*good(k), *more, *(Hop(k + i, 0, i, k, False) for i in range(1, k))]
+
+        for right in (good, plans["balanced"].plan, two_steps):
+            assert shown(capsys, checks.owners, right) == "Right.\n"
+        several = (two_chunks_for_device_0, one_by_one(good))
+        for plan in (*several, *(plans[name].plan for name in ("star", "ring", "tree"))):
+            assert shown(capsys, checks.owners, plan).startswith(BETTER)
+        for wrong in (lambda k: good(k)[1:], lambda k: good(k) + good(k), lambda k: []):
+            assert shown(capsys, checks.owners, wrong).startswith(WRONG)
+
+    def test_all_devices_count_and_the_host_waits_once(self, capsys):
+        good = functions("accuracy")["count_correct"]
+        starts = functions("exercise-accuracy", "cells.py")["count_correct"]
+
+        def waits_for_every_shard(batches, device_params, ctx, model):
+            count = 0
+            for batch in batches:
+                for params, (X, y) in zip(device_params, gluonpar.split_and_load(batch, ctx)):
+                    count += (model(X, params).argmax(axis=1) == y).sum().asscalar()
+            return count
+
+        def one_device_only(batches, device_params, ctx, model):
+            return good([(X[::2], y[::2]) for X, y in batches], device_params, ctx, model)
+
+        def adds_the_sums(*arguments):
+            return len(arguments[2]) * good(*arguments)
+
+        assert shown(capsys, checks.accuracy, good) == "Right.\n"
+        for answer in (starts, waits_for_every_shard):
+            assert shown(capsys, checks.accuracy, answer).startswith(BETTER)
+        for answer in (one_device_only, adds_the_sums):
+            assert shown(capsys, checks.accuracy, answer).startswith(WRONG)
+
+    def test_shards_are_normalized_as_one_batch_on_their_devices(self, capsys):
+        def on_device_0(X, ctx):
+            return functions("exercise-batch-norm", "cells.py")["normalize"](X, ctx[:1])
+
+        answers = {
+            RIGHT: functions("batch-norm")["normalize"],
+            BETTER: on_device_0,
+            WRONG: functions("exercise-batch-norm", "cells.py")["normalize"],
+        }
+        for verdict, answer in answers.items():
+            assert shown(capsys, checks.batch_norm, answer).startswith(verdict)
+        half = lambda X, ctx: on_device_0(X, ctx)[0][:3]  # noqa: E731
+        assert shown(capsys, checks.batch_norm, lambda X, ctx: [half(X, ctx)]).startswith(WRONG)
+
+    def test_shards_follow_the_speeds(self, capsys):
+        def first_to_finish(X, speeds, ctx):
+            """Give each sample to the device that would have finished it first."""
+            samples = [[] for _ in speeds]
+            for x in X:
+                ends = [(len(some) + 1) / speed for some, speed in zip(samples, speeds)]
+                samples[ends.index(min(ends))].append(x)
+            return [mx.nd.array(some, ctx=c) for some, c in zip(samples, ctx)]
+
+        answers = {
+            RIGHT: [functions("speed")["split"], first_to_finish],
+            BETTER: [
+                functions("exercise-speed", "cells.py")["split"],
+                lambda X, speeds, ctx: [mx.nd.array(X, ctx=ctx[speeds.index(max(speeds))])],
+                lambda X, speeds, ctx: gluonpar.split_and_load(
+                    X, ctx, weights=[s**2 for s in speeds]
+                ),
+            ],
+            WRONG: [
+                lambda X, speeds, ctx: gluonpar.split_and_load(X[:-1], ctx, weights=speeds),
+                lambda X, speeds, ctx: [mx.nd.array(X, ctx=c) for c in ctx],
+            ],
+        }
+        for verdict, some in answers.items():
+            for answer in some:
+                assert shown(capsys, checks.speeds, answer).startswith(verdict)
+
+    def test_two_steps_are_in_progress_neither_more_nor_fewer(self, capsys):
+        def waits_for_each(batches, step):
+            for X, y in batches:
+                step(X, y)[0].wait_to_read()
+
+        def waits_for_pairs(batches, step):
+            for i, (X, y) in enumerate(batches):
+                step(X, y)
+                if i % 2:
+                    mx.nd.waitall()
+
+        def three(batches, step):
+            losses = []
+            for X, y in batches:
+                losses.append(step(X, y)[0])
+                if len(losses) > 2:
+                    losses[-3].asnumpy()
+
+        def leaves_one_out(batches, step):
+            functions("wait")["run_steps"](itertools.islice(batches, 1, None), step)
+
+        answers = {
+            RIGHT: [functions("wait")["run_steps"]],
+            BETTER: [waits_for_each, waits_for_pairs],
+            WRONG: [functions("exercise-wait", "cells.py")["run_steps"], three, leaves_one_out],
+        }
+        for verdict, some in answers.items():
+            for answer in some:
+                assert shown(capsys, checks.in_progress, answer).startswith(verdict), answer
