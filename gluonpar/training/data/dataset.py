@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator
 
 import numpy as np
 
-from gluonpar.options import DATASETS
+from gluonpar.options import DATASETS as NAMES
 from gluonpar.training.data import fashion_mnist
 
 NUM_CLASSES = 10
@@ -77,8 +77,8 @@ def load(
     Raises FileNotFoundError if the files are not found; ValueError for an unknown name, a damaged
     file, a limit that is out of range, and ``data_dir`` with synthetic data.
     """
-    if name not in DATASETS:
-        raise ValueError(f"the data set must be one of {', '.join(DATASETS)}, got {name!r}")
+    if name not in NAMES:
+        raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
     if name == "synthetic":
         if data_dir is not None:
             raise ValueError(f"synthetic data have no files: leave out data_dir={str(data_dir)!r}")
