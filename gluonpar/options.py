@@ -273,7 +273,7 @@ class Configuration(Options):
     """The options of a run; ``gluonpar train --help`` says what each of them means.
 
     Raises TypeError for a value of another type, and ValueError for one that is not allowed.
-    :class:`Run` checks values that depend on the machine or the data.
+    :class:`gluonpar.training.Run` checks values that depend on the machine or the data.
     """
 
     module, title = "training.command_line", "train LeNet or ResNet-18 on K devices"
