@@ -35,7 +35,6 @@ CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"
 # The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
 
-
 # What gives MXNet's classes something, and what is imported without MXNet.
 _GIVES = "gluonpar.adapters", "gluonpar.batch_norm", "gluonpar.gluon"
 _WITHOUT_MXNET = {"__main__", "diagnostics", "install", "options", "plans", "training"}
@@ -97,8 +96,12 @@ class _Finder:
         if package != "gluonpar" or place[0] in _WITHOUT_MXNET or "mxnet" in sys.modules:
             return None
         start()
-        module = sys.modules.pop(name, None)  # else Python would take its spec, and run it again
-        return importlib.machinery.ModuleSpec(name, _Imported(module)) if module else None
+        module = sys.modules.get(name)
+        if module is None:
+            return None
+        # Python takes the spec of a module that is there, and would run it again by its own.
+        spec = module.__spec__ = importlib.machinery.ModuleSpec(name, _Imported(module))
+        return spec
 
 
 class _Imported(importlib.abc.Loader):
