@@ -48,7 +48,7 @@ def output_of(program, **setup):
 
 def import_error(**setup):
     """Return the last line of a failing import of gluonpar."""
-    done = python("-c", "import gluonpar", **setup)
+    done = python("-c", "import gluonpar.step", **setup)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]
 
