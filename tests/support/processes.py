@@ -47,7 +47,11 @@ def runs(pid: int) -> bool:
 
 def address_space_once_imported() -> int:
     """The bytes of address space that a process has which has imported gluonpar and MXNet."""
-    return int(run_python("import gluonpar.training.run, psutil; print(psutil.Process().memory_info().vms)"))
+    return int(
+        run_python(
+            "import gluonpar.training.run, psutil; print(psutil.Process().memory_info().vms)"
+        )
+    )
 
 
 def wait_until(condition, seconds=600):
