@@ -48,7 +48,7 @@ __all__ += ["average_gradients", "broadcast", "cluster", "get_params", "init_len
 __all__ += ["make_parallel", "metrics", "run_tasks", "sgd", "split_and_load", "train"]
 __all__ += ["train_batch", "verify"]
 
-# The names of each module, and the modules that are names themselves.
+# By module, the names that are taken from it when they are used.
 _NAMES = {
     "adapters": "BatchProcessor DataLoader Towers average_gradients make_parallel",
     "batch_norm": "SyncBatchNorm average_statistics broadcast_statistics set_num_devices",

@@ -55,9 +55,9 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
     kind = COMMANDS[name]
 
     def work() -> int:
-        of_model = ["--model", model] if model else []
-        parser = options.check(kind, [*of_model, *argv], prog)
-        if model and model != parser.parse_args([*of_model, *argv]).model:
+        given = ["--model", model, *argv] if model else argv
+        values, parser = options.check(kind, given, prog)
+        if model and values["model"] != model:
             parser.error(f"--model must be {model} here; `gluonpar train` trains others")
         if name == "selftest":
             # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
@@ -70,10 +70,8 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
                 parser.error(str(error))
         if name in ("bench", "selftest") and _is_in_job(prog):
             return options.BAD_REQUEST
-        main: int = importlib.import_module(f"gluonpar.{kind.module}").main(
-            [*of_model, *argv], prog
-        )
-        return main
+        code: int = importlib.import_module(f"gluonpar.{kind.module}").main(given, prog)
+        return code
 
     return options.run(prog, work)
 

@@ -36,9 +36,9 @@ OPTIMIZERS = {"sgd": None, "nag": None, "adam": 0.001, "lamb": 0.001, "rmsprop":
 _WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
 _EXECUTORS = {"host", "nccl"}  # the algorithms without a plan
 _MOST_SEED = 2**31 - 1
-EPOCHS, ALGORITHM = ("--epochs", "--num-epochs"), ("--algorithm", "--allreduce")
-_OF = ", ".join(COLLECTIVES)
+_EPOCHS, _ALGORITHM = ("--epochs", "--num-epochs"), ("--algorithm", "--allreduce")
 _LARGEST = 3.4028234663852886e38  # float32
+_OF = ", ".join(COLLECTIVES)
 # Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
 _OF_JOBS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
@@ -58,6 +58,7 @@ def option(
     *,
     least: float | None = None,
     most: float = math.inf,
+    positive: bool = False,
     choices: Iterable[str] | None = None,
     group: str | None = None,
     flags: Sequence[str] = (),
@@ -68,7 +69,7 @@ def option(
     On a command line a tuple is written with commas. ``convert`` makes a value, or an element, of
     text. ``group`` is the heading in the help for this option and those after it.
     """
-    limits = {"least": least, "most": most, "choices": choices}
+    limits = {"least": least, "most": most, "positive": positive, "choices": choices}
     line = {"text": text, "metavar": metavar, "group": group, "flags": flags, "convert": convert}
     return dataclasses.field(default=default, metadata={**limits, **line})
 
@@ -121,8 +122,14 @@ def _checked(field: dataclasses.Field, kind: str, value: Any) -> Any:
         raise TypeError(f"{name} must be {words}, got {value!r}")
     if limits["choices"] is not None and value not in limits["choices"]:
         raise ValueError(f"{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
-    if kind == "float" and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
+    if (
+        kind == "float"
+        and not math.isfinite(value)
+        or limits["positive"]
+        and not 0 < value <= _LARGEST
+    ):
+        must = "a positive finite number" if limits["positive"] else "finite"
+        raise ValueError(f"{name} must be {must}, got {value!r}")
     least, most = limits["least"], limits["most"]
     if least is not None and not least <= value <= most:
         must = f"between {least} and {most}" if most < math.inf else f"at least {least}"
@@ -239,14 +246,16 @@ def parse(
         made.error(made.in_options(error))
 
 
-def check(kind: type[Options], argv: Sequence[str], prog: str) -> Parser:
-    """Return the parser; exit on errors in ``argv``, in a job only on those that argparse finds."""
+def check(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[dict[str, Any], Parser]:
+    """Return the values in ``argv`` and their parser; exit on errors.
+
+    In a job only on those that argparse finds: the ranks check values together.
+    """
+    if not any(name in os.environ for name in _OF_JOBS):
+        options, made = parse(kind, argv, prog)
+        return vars(options), made
     made = parser(kind, prog)
-    if any(name in os.environ for name in _OF_JOBS):
-        made.parse_args(argv)
-    else:
-        parse(kind, argv, prog)
-    return made
+    return vars(made.parse_args(argv)), made
 
 
 def run(program: str, work: Callable[[], int]) -> int:
@@ -291,21 +300,22 @@ gluonpar train --model resnet18 --save-dir out --resume
         BAD_REQUEST: "the options are wrong or cannot be met",
         OUT_OF_MEMORY: "out of memory, on the host or a GPU",
         NOT_SAVED: "trained to the end, but a file or the output was not written",
-        DIVERGED: "the loss or a parameter became infinite or NaN, or the loss\n"
-        "       exceeded 1000",
-        TERMINATED: "ended by SIGTERM, after writing a checkpoint if there is a\n       --save-dir",
+        DIVERGED: "the loss or a parameter became infinite, NaN or too large",
+        TERMINATED: "ended by SIGTERM; with --save-dir a checkpoint was written",
     }
 
     num_gpus: int | None = count(None, "train on K GPUs, or K CPU devices", "K", group="devices")
     batch_size: int = count(256, "samples per step, on all devices (%(default)s)", group="training")
-    lr: float | None = option(None, "learning rate (0.2; resnet18 0.1, with Adam 0.001)")
-    num_epochs: int = count(4, "passes over the training images (%(default)s)", flags=EPOCHS)
+    lr: float | None = option(None, "learning rate (0.2; resnet18 0.1, Adam 0.001)", positive=True)
+    num_epochs: int = count(4, "passes over the training images (%(default)s)", flags=_EPOCHS)
     gpus: tuple[int, ...] | None = option(
         None, "use these GPUs, such as 0,2", "IDS", group="devices"
     )
     device: str = option("auto", "gpu, or cpu; auto: GPUs if there are any", choices=DEVICES)
-    weights: tuple[float, ...] | None = option(None, "relative speeds of the devices", "W,W")
-    algorithm: str | None = option(None, "the all-reduce, such as ring", "NAME", flags=ALGORITHM)
+    weights: tuple[float, ...] | None = option(
+        None, "relative speeds of the devices", "W,W", positive=True
+    )
+    algorithm: str | None = option(None, "the all-reduce, such as ring", "NAME", flags=_ALGORITHM)
     model: str = option("lenet", "network (%(default)s)", choices=LEARNING_RATES, group="training")
     optimizer: str = option("sgd", "for Gluon models (%(default)s)", choices=OPTIMIZERS)
     momentum: float | None = option(None, "of SGD, NAG and RMSProp", least=0)
@@ -333,14 +343,9 @@ gluonpar train --model resnet18 --save-dir out --resume
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lr = self.lr
-        if lr is None:
+        if self.lr is None:
             lr = OPTIMIZERS[self.optimizer] or LEARNING_RATES[self.model]
-        if not 0 < lr <= _LARGEST:
-            raise ValueError(f"lr must be a positive finite number, got {lr!r}; try 0.2")
-        object.__setattr__(self, "lr", lr)
-        if self.weights and not all(0 < weight < math.inf for weight in self.weights):
-            raise ValueError(f"weights must be positive finite numbers, got {list(self.weights)}")
+            object.__setattr__(self, "lr", lr)
         if self.model == "lenet" and (self.optimizer, self.momentum, self.wd) != ("sgd", None, 0):
             raise ValueError(
                 "optimizer must be sgd, without momentum and wd, for lenet: it is updated by hand, "

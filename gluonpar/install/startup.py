@@ -7,6 +7,7 @@ give MXNet's classes something are imported. The environment is never overridden
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -45,13 +46,15 @@ def install() -> None:
     compatibility.install(_prepare, _give)
     if "mxnet" in sys.modules:
         start()
+        _prepare()  # for child processes
         _give()
     else:
         sys.meta_path.insert(0, _Finder())
 
 
+@functools.lru_cache(None)
 def start() -> None:
-    """Import MXNet.
+    """Import MXNet; a second call does nothing.
 
     Raises ImportError, with the remedy, if MXNet is missing, installed twice or cannot be imported,
     or if this is no x86-64 machine.

@@ -1,6 +1,6 @@
 """A whole training run: data, epochs, console output, checkpoints, profile, and command line.
 
-The names are imported when they are used, since data/ and the options need no MXNet.
+The names are imported when they are used, since the doctor reads data/ without MXNet.
 """
 
 from __future__ import annotations

@@ -58,16 +58,13 @@ class Checkpointer:
     ) -> None:
         self._configuration, self._folder = configuration, folder
         self.saves = any(cluster.gather(folder is not None))
-        # These are left out unless they were given; early stopping holds out images.
-        others = {
-            "early_stop": bool(configuration.early_stop),
-            "optimizer": configuration.optimizer.replace("sgd", ""),
-            "momentum": configuration.momentum,
-            "wd": configuration.wd,
-        }
+        rule = {name: getattr(configuration, name) for name in ("optimizer", "momentum", "wd")}
         self._identity = {
             **{name: getattr(configuration, name) for name in _FIXED},
-            **{name: value for name, value in others.items() if value},
+            **{
+                name: value for name, value in rule.items() if value != getattr(Configuration, name)
+            },
+            **({"early_stop": True} if configuration.early_stop else {}),  # which holds out images
             "checksum of the data": data.checksums(),
         }
         try:

@@ -75,7 +75,7 @@ def test_what_needs_no_mxnet_does_not_import_it_and_the_others_say_what_to_do(wi
         (
             ("train", "--weights", "-1,2"),
             "gluonpar train",
-            "--weights must be positive finite numbers, got [-1.0",
+            "--weights must be a positive finite number, got -1.0",
         ),
         (("bench", "--factor", "1"), "gluonpar bench", "--factor must be at least 2"),
         (("selftest", "--num-gpus", "99"), "gluonpar selftest", "--num-gpus must be between 1"),
