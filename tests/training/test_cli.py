@@ -103,7 +103,7 @@ BAD_REQUESTS = {
     "--dataset mnist": "'mnist'",
     "--frobnicate": "--frobnicate",
     "--device cpu --num-gpus 2 --weights 1,2,3": r"weights.*\[1.0, 2.0, 3.0\].* 2 ",
-    "--device cpu --num-gpus 2 --weights 1,0": "--weights must be a positive finite number, got 0.0",
+    "--device cpu --num-gpus 2 --weights 1,0": "--weights must be a positive finite .*got 0.0",
     "--resume": "resume .*--save-dir",
     "--onnx": "--onnx .*--save-dir",
     "--save-every 3": "--save-every .*--save-dir",
