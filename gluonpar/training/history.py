@@ -88,7 +88,7 @@ class History:
             axes.plot(*zip(*held_out), marker="o", label="validation")
             axes.set_title("accuracy")
             axes.legend()
-        figure.axes[-1].set_ylim(bottom=0)
+        figure.axes[-1].set_ylim(0, 1.05 * max(epoch.images_per_second for epoch in self.epochs))
         figure.suptitle(f"{self.model} on {list(self.ctx)}")
         if path is not None:
             with files.atomic_write(path) as file:
