@@ -41,8 +41,8 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 @functools.lru_cache(None)  # `mkdocs serve` builds the site again at every change
 def _drawn() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
-        for name, algorithm in ALGORITHMS.items():
-            if algorithm.plan is not None:
+        for name, plan in ALGORITHMS.items():
+            if plan is not None:
                 drawing.draw(name, 4, Path(folder, f"{name}.svg"))
         drawing.draw("halving-doubling", 6, Path(folder, "halving-doubling-6.svg"))
         growth.draw(Path(folder, "growth.svg"))

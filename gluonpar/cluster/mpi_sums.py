@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gluonpar.cluster.world import World
-from gluonpar.plans import COMBINE
+from gluonpar.plans.plan import COMBINE
 
 BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between receiving and adding
 BLOCKS_FROM_BYTES = 1 << 23  # of arrays that ranks of one machine send in blocks

@@ -10,6 +10,7 @@ from gluonpar.collectives.exchange import (  # noqa: F401 - for the other rooms
     grouped,
     in_buckets,
 )
+from gluonpar.collectives.executor import EXECUTORS, Executor, register_executor
 from gluonpar.collectives.operations import (  # noqa: F401 - exchange_of is for the other rooms
     all_gather,
     allreduce,
@@ -20,26 +21,21 @@ from gluonpar.collectives.operations import (  # noqa: F401 - exchange_of is for
     reduce,
     reduce_scatter,
 )
-from gluonpar.plans import (
-    ALGORITHMS,
-    Hop,
-    Simulation,
-    Trace,
-    algorithms,
-    check,
-    named,
-    register,
-    register_executor,
-    simulate,
-    trace,
-)
+from gluonpar.plans import ALGORITHMS, Hop, Trace, algorithms, check, register, trace
 from gluonpar.runtime import nccl
 
 register_executor("nccl", refusal=nccl.refusal, reduce=nccl.reduce, broadcast=nccl.broadcast)(
     nccl.allreduce
 )
 
-__all__ = ["ALGORITHMS", "Choice", "Hop", "Simulation", "Trace", "algorithms", "all_gather"]
-__all__ += ["allreduce", "allreduce_many", "broadcast", "check", "check_algorithm", "explain"]
-__all__ += ["named", "reduce", "reduce_scatter", "register", "register_executor", "simulate"]
-__all__ += ["trace", "usable"]
+__all__ = ["ALGORITHMS", "EXECUTORS", "Choice", "Executor", "Hop", "Trace", "algorithms"]
+__all__ += ["all_gather", "allreduce", "allreduce_many", "broadcast", "check", "check_algorithm"]
+__all__ += [
+    "explain",
+    "reduce",
+    "reduce_scatter",
+    "register",
+    "register_executor",
+    "trace",
+    "usable",
+]

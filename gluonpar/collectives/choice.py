@@ -16,8 +16,9 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
+from gluonpar.collectives.executor import named
 from gluonpar.collectives.host import on_host
-from gluonpar.plans import registry
+from gluonpar.plans import ALGORITHMS
 
 
 class Choice(NamedTuple):
@@ -37,7 +38,7 @@ def choose(ctx: Sequence[mx.Context], num_bytes: int) -> Choice:
     k = len(ctx)
     if k == 1:
         return Choice("star", "there is one array, and nothing to send")
-    refusal = registry.named("nccl").refusal(ctx)
+    refusal = named("nccl").refusal(ctx)
     if not refusal:
         return Choice("nccl", "NCCL is installed, and takes these GPUs")
     limit = 1e6 * (k - 1) ** 2 / ((k - 1).bit_length() - (k - 1) / k)
@@ -50,11 +51,11 @@ def choose(ctx: Sequence[mx.Context], num_bytes: int) -> Choice:
 
 def check_algorithm(name: str | None, ctx: Sequence[mx.Context]) -> None:
     """Raise ValueError unless the algorithm is registered and can be used on these contexts."""
-    reason = registry.named(name).refusal(ctx) if name is not None else ""
+    reason = named(name).refusal(ctx) if name is not None else ""
     if reason:
         raise ValueError(f"algorithm={name!r} {reason}; leave it out, or name another algorithm")
 
 
 def usable(ctx: Sequence[mx.Context]) -> list[str]:
     """Return the names of the registered algorithms that can be used on these contexts."""
-    return [each.name for each in registry.ALGORITHMS.values() if not each.refusal(ctx)]
+    return [name for name in ALGORITHMS if not named(name).refusal(ctx)]

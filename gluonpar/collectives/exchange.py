@@ -35,7 +35,7 @@ from gluonpar.collectives import executor
 from gluonpar.collectives.choice import check_algorithm, choose
 from gluonpar.collectives.executor import Lists
 from gluonpar.collectives.host import on_host
-from gluonpar.plans import partition, registry
+from gluonpar.plans import partition
 from gluonpar.runtime import devices, interrupts, memory, threads
 
 T = TypeVar("T")
@@ -167,7 +167,11 @@ class Exchange:
         for lists, root, _ in buckets:
             with self._summands(lists, root) as summands:
                 if len(self.ctx) > 1:
-                    executor.reduce(self.chosen(summands), summands, self._combine, root)
+                    by = self.chosen(summands)
+                    if root is None:
+                        by.allreduce(summands, self._combine)
+                    else:
+                        by.reduce(summands, root, self._combine)
             if self.num_processes == 1:
                 continue
             if root is None or memory.kind(lists[0][0])[2] == "row_sparse":
@@ -190,7 +194,7 @@ class Exchange:
             if self.num_processes > 1:
                 cluster.broadcast([data[root] for data in lists], rank, name)
             if len(self.ctx) > 1:
-                executor.broadcast(self.chosen(lists), lists, root)
+                self.chosen(lists).broadcast(lists, root)
 
     @atomic()
     def reduce_scatter(self, data: Sequence[mx.nd.NDArray]) -> None:
@@ -257,14 +261,14 @@ class Exchange:
                 total = total.astype("float16") if compressed else total
                 total.astype(data[i].dtype, copy=False).copyto(data[i])
 
-    def chosen(self, lists: Lists) -> registry.Algorithm:
-        """Return the algorithm for a bucket."""
+    def chosen(self, lists: Lists) -> executor.Executor:
+        """Return the executor of the algorithm for a bucket."""
         if memory.kind(lists[0][0])[2] == "row_sparse":
             return executor.ROW_SPARSE
         if self._name is not None:
-            return registry.named(self._name)
+            return executor.named(self._name)
         num_bytes = sum(memory.num_bytes(data[0]) for data in lists)
-        return registry.named(choose(self.ctx, num_bytes).algorithm)
+        return executor.named(choose(self.ctx, num_bytes).algorithm)
 
     def _reduce_rows(self, lists: Lists, root: int | None, name: str) -> None:
         """Replace sums, or means, over this process's devices by sums over all processes."""

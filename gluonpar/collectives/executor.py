@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Container, Iterator, Sequence
+from typing import Any, Callable, Container, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.plans import Algorithm, Hop, partition, plan
+from gluonpar.plans import partition, registry
 from gluonpar.plans.algorithms import tree
+from gluonpar.plans.plan import Hop, by_step, check, made, num_chunks, reverse, towards
 from gluonpar.runtime import engine, memory
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
@@ -23,47 +24,96 @@ OPERATORS = {"max": mx.nd.broadcast_maximum, "min": mx.nd.broadcast_minimum}
 OPERATORS["sum"] = mx.nd.broadcast_add  # elemwise_add knows no int8 on GPUs
 
 
-def reduce(algorithm: Algorithm, lists: Lists, op: str, root: int | None = None) -> None:
-    """Replace every array of each list by the list's sum, or another ``op``.
+class Executor(NamedTuple):
+    """Functions that carry out an algorithm, in place, on lists that hold one array per device.
 
-    With ``root`` only that device's arrays are replaced, by the hops on which their values depend.
-    An algorithm that has neither a plan nor a reduce gives all devices the sum.
+    ``allreduce(lists, op)`` replaces every array of each list by the list's sum, or its maximum or
+    minimum: ``op`` is 'sum', 'max' or 'min'. ``reduce(lists, root, op)`` need replace only device
+    ``root``'s. ``broadcast(lists, root)`` replaces every array by device ``root``'s.
+    ``refusal(ctx)`` returns why arrays on these contexts cannot be given, or "". ``prepare(lists,
+    op)``, if there is one, returns a function that does to these lists what ``allreduce`` does,
+    faster. All lists are on the same contexts and of one dtype.
     """
-    if root is not None and algorithm.reduce is not None:
-        algorithm.reduce(lists, root, op)
-    elif algorithm.run is not None:
-        algorithm.run(lists, op)
-    else:
-        with joined(lists, writes=None if root is None else [root]) as whole:
-            run(_hops(algorithm, len(whole), root), flattened(whole), op, root)
+
+    allreduce: Callable[..., Any]
+    reduce: Callable[..., Any]
+    broadcast: Callable[..., Any]
+    refusal: Callable[[Sequence[mx.Context]], str] = lambda ctx: ""
+    prepare: Callable[..., Callable] | None = None
 
 
-def broadcast(algorithm: Algorithm, lists: Lists, root: int) -> None:
-    """Replace every array of each list by the list's array on device ``root``.
+EXECUTORS: dict[str, Executor] = {}
+"""The :class:`Executor` of every algorithm without a plan, by name."""
 
-    The hops are those of :func:`reduce` in the opposite direction; without a plan they are a tree.
+
+def register_executor(
+    name: str,
+    reduce: Callable[..., Any] | None = None,
+    broadcast: Callable[..., Any] | None = None,
+    **functions: Any,
+) -> Callable[[Callable], Callable]:
+    """Return a decorator that adds an algorithm, the ``allreduce`` of an :class:`Executor`.
+
+    The other arguments are further functions of the executor. Without ``reduce`` a reduce is an
+    all-reduce, and without ``broadcast`` a broadcast follows the plan of 'tree'. Raises ValueError
+    if the name is registered already.
     """
-    if algorithm.broadcast is not None:
-        algorithm.broadcast(lists, root)
-        return
-    k = len(lists[0])
-    with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
-        run(plan.reverse(_hops(algorithm, k, root)), flattened(whole))
+
+    def decorate(allreduce: Callable) -> Callable:
+        registry.add(name, None)
+        to_root = reduce or (lambda lists, root, op: allreduce(lists, op))
+        from_root = broadcast or of_plan(tree.plan).broadcast
+        EXECUTORS[name] = Executor(allreduce, to_root, from_root, **functions)
+        return allreduce
+
+    return decorate
+
+
+def named(name: str) -> Executor:
+    """Return the executor of an algorithm. Raises ValueError, with all names, for others."""
+    plan = registry.plan_of(name)
+    return EXECUTORS[name] if plan is None else of_plan(plan)
 
 
 @functools.lru_cache(256)
-def _hops(algorithm: Algorithm, num_devices: int, root: int | None) -> list[Hop]:
-    """Return the hops of the algorithm's plan, or a tree's; with ``root`` of a reduce to it.
+def of_plan(plan: registry.Plan) -> Executor:
+    """Return the executor that carries out the hops of ``plan``.
 
-    Raises as ``plan.check`` for a plan that is not an all-reduce of ``num_devices``.
+    A reduce takes the hops on which the root's values depend; a broadcast the same hops in the
+    opposite direction. Its functions raise as :func:`gluonpar.plans.plan.check` for a plan that is
+    not an all-reduce.
     """
+
+    def allreduce(lists: Lists, op: str) -> None:
+        with joined(lists) as whole:
+            run(_hops(plan, len(whole)), flattened(whole), op)
+
+    def reduce(lists: Lists, root: int, op: str) -> None:
+        with joined(lists, writes=[root]) as whole:
+            run(_hops_towards(plan, len(whole), root), flattened(whole), op, root)
+
+    def broadcast(lists: Lists, root: int) -> None:
+        k = len(lists[0])
+        with joined(lists, [root], [i for i in range(k) if i != root]) as whole:
+            run(reverse(_hops_towards(plan, k, root)), flattened(whole))
+
+    return Executor(allreduce, reduce, broadcast)
+
+
+@functools.lru_cache(256)
+def _hops(plan: registry.Plan, num_devices: int) -> list[Hop]:
+    """Return the plan's hops, which have been checked."""
+    hops = made(plan, num_devices)
+    check(hops, num_devices)
+    return hops
+
+
+@functools.lru_cache(256)
+def _hops_towards(plan: registry.Plan, num_devices: int, root: int) -> list[Hop]:
+    """Return the hops of a reduce to device ``root``: those to device 0, renumbered."""
     k = num_devices
-    if root is None:
-        hops = plan.made(algorithm.plan or tree.plan, k)
-        plan.check(hops, k)
-        return hops
-    towards = plan.towards(_hops(algorithm, k, None), 0)
-    return [hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k) for hop in towards]
+    hops = towards(_hops(plan, k), 0)
+    return [hop._replace(src=(hop.src + root) % k, dst=(hop.dst + root) % k) for hop in hops]
 
 
 @contextlib.contextmanager
@@ -115,8 +165,8 @@ def run(
 
     With ``root`` only that device's array is written.
     """
-    size, whole = data[0].size, plan.num_chunks(hops) == 1
-    cuts = partition.slices(size, plan.num_chunks(hops))[:size]  # without the empty ones
+    size, whole = data[0].size, num_chunks(hops) == 1
+    cuts = partition.slices(size, num_chunks(hops))[:size]  # without the empty ones
     chunks = {
         (i, c): array if whole else array[cut]
         for i, array in enumerate(data)
@@ -125,7 +175,7 @@ def run(
     results = {place for place in chunks if root in (None, place[0])}
     written_now = results if whole else set()  # whole arrays gain nothing from writing at the end
     values = dict(chunks)
-    for step in plan.by_step([hop for hop in hops if hop.chunk < len(cuts)]):
+    for step in by_step([hop for hop in hops if hop.chunk < len(cuts)]):
         changed = {(hop.dst, hop.chunk) for hop in step}
         sent = []
         for hop in step:
@@ -162,7 +212,7 @@ def _copy_rows(lists: Lists, root: int) -> None:
                 data[root].copyto(array)
 
 
-ROW_SPARSE = Algorithm("row_sparse", run=_sum_rows, broadcast=_copy_rows)
+ROW_SPARSE = Executor(_sum_rows, lambda lists, root, op: _sum_rows(lists, op), _copy_rows)
 """For row_sparse arrays, such as the gradients of an embedding: the union of their rows, summed.
 
 A row_sparse array holds some rows of a large array, and their indices. Each device has other rows,

@@ -22,8 +22,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from gluonpar.collectives.executor import Lists
-from gluonpar.plans import COMBINE, register_executor
+from gluonpar.collectives.executor import Lists, register_executor
+from gluonpar.plans.plan import COMBINE
 from gluonpar.runtime import engine, memory, threads
 
 

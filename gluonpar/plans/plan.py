@@ -14,6 +14,9 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
+COMBINE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+"""How two arrays are combined, by an algorithm's op."""
+
 
 class Hop(NamedTuple):
     """In ``step``, device ``src`` sends its value of ``chunk`` to device ``dst``.

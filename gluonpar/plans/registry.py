@@ -1,41 +1,21 @@
-"""The all-reduce algorithms by name: decorators that register one, and its hops as a table."""
+"""The all-reduce algorithms by name: a decorator that registers a plan, and hops as a table."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from fractions import Fraction
-from typing import Any, Callable, NamedTuple, Sequence
-
-import numpy as np
+from typing import Callable, NamedTuple
 
 from gluonpar.plans.plan import Hop, by_step, check, chunks_sent, made, num_chunks
 
-COMBINE: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-"""The ops of an algorithm, by name, and the functions that combine two NumPy arrays by them."""
+Plan = Callable[[int], "list[Hop]"]
 
+ALGORITHMS: dict[str, Plan | None] = {}
+"""The plan of every algorithm that :func:`gluonpar.allreduce` accepts, by name.
 
-class Algorithm(NamedTuple):
-    """An all-reduce algorithm: a ``plan``, or a function ``run`` that reduces the arrays itself.
-
-    ``refusal(ctx)`` returns why arrays on these contexts cannot be given, or "". Every algorithm
-    takes every dtype of a collective. ``run(lists, op)`` is given the lists of a bucket;
-    ``prepare(lists, op)`` returns a function that does to these lists what ``run`` does, faster.
-    ``reduce(lists, root, op)`` and ``broadcast(lists, root)`` may be given, too. Otherwise both
-    follow the plan's hops towards the root; without a plan a reduce gives all devices the sum, and
-    a broadcast follows a tree.
-    """
-
-    name: str
-    plan: Callable[[int], list[Hop]] | None = None
-    run: Callable[..., Any] | None = None
-    refusal: Callable[[Sequence[Any]], str] = lambda ctx: ""
-    prepare: Callable[..., Callable] | None = None
-    reduce: Callable[..., Any] | None = None
-    broadcast: Callable[..., Any] | None = None
-
-
-ALGORITHMS: dict[str, Algorithm] = {}
-"""Every :class:`Algorithm` that :func:`gluonpar.allreduce` accepts, by name."""
+A plan is a function from the number of devices to a list of :class:`Hop`; None stands for an
+algorithm without one (:func:`gluonpar.collectives.register_executor`).
+"""
 
 
 def register(name: str) -> Callable[[Callable], Callable]:
@@ -47,36 +27,31 @@ def register(name: str) -> Callable[[Callable], Callable]:
     first carried out. docs/algorithms.md has an example.
     """
 
-    def add(plan: Callable) -> Callable:
+    def decorate(plan: Plan) -> Plan:
         for num_devices in (2, 3, 4, 7):
             try:
                 hops = made(plan, num_devices)
             except ValueError:
                 continue
             check(hops, num_devices)
-        _add(Algorithm(name, plan=plan))
+        add(name, plan)
         return plan
 
-    return add
+    return decorate
 
 
-def register_executor(name: str, **fields: Any) -> Callable[[Callable], Callable]:
-    """Return a decorator that adds ``function(lists, op)``, which reduces in place.
+def add(name: str, plan: Plan | None) -> None:
+    """Add an algorithm. Raises ValueError if the name is registered already."""
+    if name in ALGORITHMS:
+        raise ValueError(f"algorithm name must be new, got {name!r}, which is registered")
+    ALGORITHMS[name] = plan
 
-    ``lists`` holds lists with one array per device, all on the same contexts and of one dtype;
-    ``op`` is 'sum', 'max' or 'min' (a mean is a sum of scaled copies). ``fields`` are further
-    fields of the :class:`Algorithm`. Raises as :func:`register` does.
+
+def plan_of(name: str) -> Plan | None:
+    """Return the plan of the algorithm ``name``, or None for an algorithm without a plan.
+
+    Raises ValueError, with all names, if it is not registered.
     """
-
-    def add(run: Callable) -> Callable:
-        _add(Algorithm(name, run=run, **fields))
-        return run
-
-    return add
-
-
-def named(name: str) -> Algorithm:
-    """Return the algorithm ``name``. Raises ValueError, with all names, if it is not registered."""
     if name not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]
@@ -87,18 +62,12 @@ def hops(name: str, num_devices: int) -> list[Hop]:
 
     Raises ValueError for an unknown algorithm or one without a plan, or ``num_devices`` below 1.
     """
-    plan = named(name).plan
+    plan = plan_of(name)
     if plan is None:
         raise ValueError(f"algorithm must be one with a plan, such as 'ring', got {name!r}")
     if num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, got {num_devices}")
     return made(plan, num_devices)
-
-
-def _add(algorithm: Algorithm) -> None:
-    if algorithm.name in ALGORITHMS:
-        raise ValueError(f"algorithm name must be new, got {algorithm.name!r}, which is registered")
-    ALGORITHMS[algorithm.name] = algorithm
 
 
 def trace(algorithm: str, num_devices: int) -> Trace:

@@ -362,7 +362,7 @@ for array in arrays:
 # %% check-plan
 import walkthrough_checks as checks
 
-checks.ring(collectives.named("tree").plan)
+checks.ring(collectives.ALGORITHMS["tree"])
 
 # %% exercise-ring
 from gluonpar.collectives import Hop
@@ -403,7 +403,7 @@ plots.plan("my-ring", 4)
 
 # %% cost-model
 def predicted(algorithm, num_devices, num_bytes, latency, bandwidth):
-    hops = collectives.named(algorithm).plan(num_devices)
+    hops = collectives.ALGORITHMS[algorithm](num_devices)
     chunk_bytes = num_bytes / num_chunks(hops)
     return num_steps(hops) * (latency + chunk_bytes / bandwidth)
 

@@ -19,7 +19,7 @@ CARDS = {
     for part in re.split(r"^## ", TEXT, flags=re.M)
     if part.partition("\n")[0] in ALGORITHMS
 }
-PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+PLANS = [name for name, plan in ALGORITHMS.items() if plan]
 LABELS = (
     "steps",
     "sent per device (maximum)",
@@ -42,7 +42,7 @@ def formula(name, label, k):
 
 def counted(name, k):
     """The plan's counts in the order of LABELS, amounts of data in arrays."""
-    hops = ALGORITHMS[name].plan(k)
+    hops = ALGORITHMS[name](k)
     chunks, steps = plan.num_chunks(hops), plan.num_steps(hops)
     carried = [Counter((h.src, h.dst) for h in hops if h.step == s) for s in range(steps)]
     kept = Counter(h.dst for h in hops if h.reduce or chunks > 1)  # see executor.run
@@ -70,7 +70,7 @@ def test_the_comparison_for_eight_devices_has_a_row_with_the_counts_of_every_pla
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_order_of_additions_is_the_plans(name):
-    hops = ALGORITHMS[name].plan(4)
+    hops = ALGORITHMS[name](4)
     values = [[str(i)] * plan.num_chunks(hops) for i in range(4)]
     for step in plan.by_step(hops):
         sent = [values[hop.src][hop.chunk] for hop in step]

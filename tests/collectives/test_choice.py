@@ -5,9 +5,10 @@ import pytest
 from test_algorithm_cards import formula
 
 import gluonpar
-from gluonpar.collectives import ALGORITHMS, usable
+from gluonpar.collectives import ALGORITHMS, EXECUTORS, usable
 from gluonpar.collectives.choice import choose
 from gluonpar.collectives.exchange import Exchange
+from gluonpar.collectives.executor import named
 
 LENET = 516_272
 CPUS, GPUS = ([make(i) for i in range(9)] for make in (mx.cpu, mx.gpu))
@@ -15,8 +16,8 @@ CPUS, GPUS = ([make(i) for i in range(9)] for make in (mx.cpu, mx.gpu))
 
 @pytest.fixture(params=["is not installed", ""])
 def refusal(request, monkeypatch):
-    nccl = ALGORITHMS["nccl"]._replace(refusal=lambda ctx: request.param)
-    monkeypatch.setitem(ALGORITHMS, "nccl", nccl)
+    nccl = EXECUTORS["nccl"]._replace(refusal=lambda ctx: request.param)
+    monkeypatch.setitem(EXECUTORS, "nccl", nccl)
     return request.param
 
 
@@ -33,7 +34,7 @@ def test_gpus_take_nccl_where_it_takes_them(num_bytes, refusal):
 @pytest.mark.usefixtures("refusal")
 def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first):
     def seconds(name, num_bytes):
-        messages = len(ALGORITHMS[name].plan(k))
+        messages = len(ALGORITHMS[name](k))
         return messages * 1e-4 + formula(name, "critical path", k) * num_bytes / 1e10
 
     for num_bytes in (4, LENET, *(1 << log for log in range(14, 31))):
@@ -44,13 +45,13 @@ def test_without_nccl_it_is_the_faster_of_tree_and_ring_by_their_cards(k, first)
 def test_a_bucket_has_the_bytes_of_all_its_lists():
     mixed = Exchange([CPUS[0], GPUS[1]])  # not for NCCL; from 2 MB on the ring
     data = [mx.nd.ones((250_000,), ctx=CPUS[0])] * 2
-    assert [mixed.chosen([data] * n).name for n in (1, 2)] == ["tree", "ring"]
+    assert [mixed.chosen([data] * n) for n in (1, 2)] == [*map(named, ("tree", "ring"))]
 
 
 def test_cpu_contexts_take_the_host_and_one_array_the_plan_without_a_hop():
     assert choose(CPUS, LENET).algorithm == "host"
     assert choose(GPUS[:1], LENET).algorithm == "star"
-    assert ALGORITHMS["star"].plan(1) == []
+    assert ALGORITHMS["star"](1) == []
 
 
 def test_explain_says_it_and_names_are_checked_before_anything_is_summed():

@@ -8,13 +8,13 @@ import pytest
 from contexts import contexts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simulator import simulate
 
 import gluonpar
 from gluonpar.collectives import ALGORITHMS, Hop, check, executor, register, trace
-from gluonpar.plans import Algorithm
 from gluonpar.plans.plan import chunks_sent, contributions, num_chunks, num_steps
 
-PLANS = {name: algorithm.plan for name, algorithm in ALGORITHMS.items() if algorithm.plan}
+PLANS = {name: plan for name, plan in ALGORITHMS.items() if plan}
 
 
 def passes(hops, k):
@@ -103,14 +103,14 @@ def test_a_reduce_and_a_broadcast_along_any_right_plan(plan, root, size):
     k, hops = plan
     if not passes(hops, k):
         return
-    algorithm, root = Algorithm("drawn", plan=lambda k: hops), root % k
+    algorithm, root = executor.of_plan(lambda k: hops), root % k
     values = np.random.RandomState(0).randint(1, 100, (k, size))
     data = [mx.nd.array(value, ctx=c) for value, c in zip(values, contexts(k))]
-    executor.reduce(algorithm, [data], "sum", root)
+    algorithm.reduce([data], root, "sum")
     np.testing.assert_array_equal(data[root].asnumpy(), values.sum(axis=0))
     for i in {*range(k)} - {root}:
         np.testing.assert_array_equal(data[i].asnumpy(), values[i])
-    executor.broadcast(algorithm, [data], root)
+    algorithm.broadcast([data], root)
     for array in data:
         np.testing.assert_array_equal(array.asnumpy(), values.sum(axis=0))
 
@@ -191,7 +191,7 @@ def test_only_a_list_of_hops_is_a_plan(kind):
             lambda: check(wrong, 3),
             lambda: check(of_five, 5),
             lambda: trace("five", 5),
-            lambda: gluonpar.collectives.simulate("five", 5, 1e6),
+            lambda: simulate("five", 5, 1e6),
             lambda: gluonpar.allreduce(data, "five"),
             lambda: trainer.step(5),
         ):
@@ -209,7 +209,7 @@ def test_a_name_is_registered_once(decorator):
     ring = PLANS["ring"]
     with pytest.raises(ValueError, match="'ring'"):
         decorator("ring")(ring)
-    assert ALGORITHMS["ring"].plan is ring
+    assert ALGORITHMS["ring"] is ring
 
 
 HOP = re.compile(r"(\d+) -> (\d+): chunks? ([\d, ]+) \((add|copy)\)")

@@ -228,9 +228,9 @@ class TestChecks:
 
     def test_only_the_ring_is_the_ring(self, capsys):
         ring, library = functions("ring")["my_ring"], collectives.ALGORITHMS
-        plans = [ring, library["ring"].plan]
-        others = [one_by_one(ring), *(library[name].plan for name in ("star", "balanced"))]
-        others += [library["bidirectional-ring"].plan, lambda k: ring(k)[:-1]]
+        plans = [ring, library["ring"]]
+        others = [one_by_one(ring), *(library[name] for name in ("star", "balanced"))]
+        others += [library["bidirectional-ring"], lambda k: ring(k)[:-1]]
         yes = [shown(capsys, checks.ring, plan).endswith("This is the ring.\n") for plan in plans]
         no = [shown(capsys, checks.ring, plan).endswith("not the ring yet.\n") for plan in others]
         assert all(yes) and all(no)
@@ -247,10 +247,10 @@ class TestChecks:
             more = [Hop(i - 1, i, 0, k, True) for i in range(1, k)]
             return [*good(k), *more, *(Hop(k + i, 0, i, k, False) for i in range(1, k))]
 
-        for right in (good, plans["balanced"].plan, two_steps):
+        for right in (good, plans["balanced"], two_steps):
             assert shown(capsys, checks.owners, right) == "Right.\n"
         several = (two_chunks_for_device_0, one_by_one(good))
-        for plan in (*several, *(plans[name].plan for name in ("star", "ring", "tree"))):
+        for plan in (*several, *(plans[name] for name in ("star", "ring", "tree"))):
             assert shown(capsys, checks.owners, plan).startswith(BETTER)
         for wrong in (lambda k: good(k)[1:], lambda k: good(k) + good(k), lambda k: []):
             assert shown(capsys, checks.owners, wrong).startswith(WRONG)

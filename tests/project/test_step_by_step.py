@@ -15,15 +15,15 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
+from simulator import TOPOLOGIES, simulate
 
-from gluonpar.collectives import ALGORITHMS, simulate
+from gluonpar.collectives import ALGORITHMS
 from gluonpar.plans.plan import num_chunks, num_steps
-from gluonpar.plans.simulator import TOPOLOGIES
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+PLANS = [name for name, plan in ALGORITHMS.items() if plan]
 ASSETS = DOCS / "assets" / "step-by-step"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"needs one of {', '.join(BROWSERS)}")
 
@@ -105,7 +105,7 @@ def simulated(values):
 
 def numbers_before(name, k):
     """How many devices' values each chunk of each device has before each step, and at the end."""
-    hops = ALGORITHMS[name].plan(k)
+    hops = ALGORITHMS[name](k)
     chunks, values = num_chunks(hops), {}
     values = {(i, chunk): {i} for i in range(k) for chunk in range(chunks)}
     states = [dict(values)]
@@ -183,7 +183,7 @@ def test_the_chart_and_its_table_mark_the_algorithms_that_simulate_finds_fastest
         times = seconds(values["bytes"])
         assert [row[1] for row in told["rows"]] == PLANS
         for marked, name, steps, time, relative in told["rows"]:
-            assert int(steps) == num_steps(ALGORITHMS[name].plan(int(values["devices"])))
+            assert int(steps) == num_steps(ALGORITHMS[name](int(values["devices"])))
             number, unit = time.split()
             seconds_shown = float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit]
             assert seconds_shown == pytest.approx(times[name], rel=0.006)  # three digits

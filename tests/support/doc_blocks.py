@@ -74,5 +74,6 @@ def outcomes(path, folder):
 
 
 if __name__ == "__main__":
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))  # of a clone: `tools`
     page = pathlib.Path(sys.argv[1])
     json.dump(run(page.read_text("utf-8"), page.name), sys.stdout)

@@ -9,11 +9,12 @@ import os
 from drawing import colour_of, dashes, label_ends, save, style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from simulator import simulate
 
-from gluonpar.collectives import ALGORITHMS, simulate
+from gluonpar.collectives import ALGORITHMS
 
 TITLE = "The simulated time of an all-reduce by number of devices: lower is better"
-NAMES = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
+NAMES = [name for name, plan in ALGORITHMS.items() if plan]
 DEVICES = [1 << i for i in range(1, 11)]
 SIZES = {"4 KB": 4e3, "1 MB": 1e6, "100 MB": 1e8}
 TOPOLOGIES = {

@@ -17,10 +17,10 @@ from collections import defaultdict
 from typing import Any, Callable, Iterable, Sequence
 
 from drawing import colour_of
+from simulator import TOPOLOGIES, Topology, simulate
 
-from gluonpar.collectives import ALGORITHMS, Hop, simulate
+from gluonpar.collectives import ALGORITHMS, Hop
 from gluonpar.plans.plan import num_chunks, num_steps
-from gluonpar.plans.simulator import TOPOLOGIES, Topology
 
 DEVICES = (2, 3, 4, 5, 6, 7, 8, 16)
 PLAYED = {"4K": 2**12, "1M": 2**20, "256M": 2**28}
@@ -40,7 +40,7 @@ CHINESE = {
 
 def text() -> str:
     """Return docs/assets/step-by-step/timelines.js, which has one line per plan and machine."""
-    plans = {name: a.plan for name, a in ALGORITHMS.items() if a.plan is not None}
+    plans = {name: plan for name, plan in ALGORITHMS.items() if plan}
     algorithms = {name: _algorithm(name, plan, colour_of(name)) for name, plan in plans.items()}
     topologies = {
         name: _lines({k: _json(_machine(make(k), plans)) for k in DEVICES})

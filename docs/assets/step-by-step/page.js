@@ -1,4 +1,4 @@
-// docs/step-by-step.html: timelines that gluonpar.collectives.simulate has computed are played.
+// docs/step-by-step.html: timelines that tools/simulator.py has computed are played.
 // timelines.js has them, words.js all words in both languages. What is drawn at a moment depends on
 // that moment and the settings only.
 "use strict";

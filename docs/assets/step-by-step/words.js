@@ -76,7 +76,7 @@ const TEXT = {
     model:
       "Steps follow one another: the messages of a step begin when all messages of the step before have arrived. A message takes " +
       "the latencies of the links on its route, and then its bytes flow. A link’s bandwidth is divided evenly among the messages on " +
-      "it at that moment. Nothing else takes time, not even a sum. The times are those that gluonpar.collectives.simulate computes " +
+      "it at that moment. Nothing else takes time, not even a sum. The times are those that tools/simulator.py computes " +
       "for each topology’s usual links; they were not compared with GPUs. K, M and G are powers of 1024.",
     cards: "The algorithms, a card for each",
   },
@@ -153,7 +153,7 @@ const TEXT = {
     model:
       "各步依次进行：前一步的消息全部到达后，下一步的消息才开始。一条消息先经历路径上各链路的延迟，然后传输它的字节。" +
       "一条链路的带宽由此刻在它上面的消息平分。其余都不计时间，求和也不计。" +
-      "这些时间由 gluonpar.collectives.simulate 按各拓扑的常用链路算出，没有与 GPU 比较过。K、M、G 是 1024 的幂。",
+      "这些时间由 tools/simulator.py 按各拓扑的常用链路算出，没有与 GPU 比较过。K、M、G 是 1024 的幂。",
     cards: "各算法的说明（英文）",
   },
 };
