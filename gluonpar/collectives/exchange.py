@@ -165,13 +165,14 @@ class Exchange:
         memory.zero([*itertools.chain.from_iterable(map(_stale, buckets))])
         by_nccl = self.algorithm in (None, "nccl")
         for lists, root, _ in buckets:
-            with self._summands(lists, root) as summands:
-                if len(self.ctx) > 1:
-                    by = self.chosen(summands)
-                    if root is None:
-                        by.allreduce(summands, self._combine)
-                    else:
-                        by.reduce(summands, root, self._combine)
+            summands = self._summands(lists)
+            by = self.chosen(summands)
+            if len(self.ctx) > 1 and root is None:
+                by.allreduce(summands, self._combine)
+            elif len(self.ctx) > 1:
+                by.reduce(summands, root, self._combine)
+            if summands is not lists:
+                self._write_back(lists, summands, root)
             if self.num_processes == 1:
                 continue
             if root is None or memory.kind(lists[0][0])[2] == "row_sparse":
@@ -233,33 +234,36 @@ class Exchange:
         parts = partition.slices(data[0].size, self.num_arrays)[first : first + len(data)]
         return [(i, part) for i, part in enumerate(parts) if part.start < part.stop]
 
-    @contextlib.contextmanager
-    def _summands(self, lists: Lists, root: int | None) -> Iterator[Lists]:
-        """Give the arrays to add, or to combine by another op, and write the result back.
-
-        They are the arrays themselves, or copies. For a mean, copies are scaled. For compression,
-        copies are rounded to the 11 binary digits of float16; so is the sum, which becomes infinite
-        above 65504.
-        """
-        k, compressed = len(self.ctx), self._compression is not None
-        # A power of two of at most 1 / k: no sum of scaled values is larger than the largest value,
-        # so a mean is finite although the sum of the values may overflow. Scaling changes no digit,
-        # unless a value is very small (1e-38 k in float32; float16 is converted before).
-        scale = 0.5 ** (k - 1).bit_length()
+    def _summands(self, lists: Lists) -> Lists:
+        """Return the arrays to add, or to combine by another op: ``lists`` itself, or copies."""
         if self.op == "mean":
             wider = np.promote_types(memory.kind(lists[0][0])[1], "float32")
-            copies = [[a.astype(wider, copy=False) * scale for a in data] for data in lists]
-        elif compressed:
-            copies = [[a.astype("float16").astype("float32") for a in data] for data in lists]
-        else:
-            yield lists
-            return
-        yield copies
-        for data, sums in zip(lists, copies):
+            return [[a.astype(wider, copy=False) * self._scale for a in data] for data in lists]
+        if self._compression is not None:
+            return [[a.astype("float16").astype("float32") for a in data] for data in lists]
+        return lists
+
+    def _write_back(self, lists: Lists, sums: Lists, root: int | None) -> None:
+        """Write the results of copies into the lists: on device ``root``, or with None on all.
+
+        A compressed sum is rounded to the 11 binary digits of float16, and infinite above 65504.
+        """
+        k = len(self.ctx)
+        for data, copies in zip(lists, sums):
             for i in range(k) if root is None else [root]:
-                total = sums[i] / (k * scale) if self.op == "mean" else sums[i]
-                total = total.astype("float16") if compressed else total
+                total = copies[i] / (k * self._scale) if self.op == "mean" else copies[i]
+                total = total if self._compression is None else total.astype("float16")
                 total.astype(data[i].dtype, copy=False).copyto(data[i])
+
+    @property
+    def _scale(self) -> float:
+        """The factor of a mean's summands: a power of two of at most 1 / k.
+
+        So no sum is larger than the largest value, and a mean is finite although the sum of the
+        values may overflow. Scaling changes no digit, unless a value is very small (1e-38 k in
+        float32; float16 is converted before).
+        """
+        return 0.5 ** (len(self.ctx) - 1).bit_length()
 
     def chosen(self, lists: Lists) -> executor.Executor:
         """Return the executor of the algorithm for a bucket."""

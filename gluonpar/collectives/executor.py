@@ -173,14 +173,15 @@ def run(
         for c, cut in enumerate(cuts)
     }
     results = {place for place in chunks if root in (None, place[0])}
-    written_now = results if whole else set()  # whole arrays gain nothing from writing at the end
+    in_place = results if whole else set()  # parts of arrays are written once, at the end
     values = dict(chunks)
     for step in by_step([hop for hop in hops if hop.chunk < len(cuts)]):
         changed = {(hop.dst, hop.chunk) for hop in step}
         sent = []
         for hop in step:
-            place, value = (hop.src, hop.chunk), values[hop.src, hop.chunk]
-            if hop.reduce or place in changed or (hop.dst, hop.chunk) not in written_now:
+            value = values[hop.src, hop.chunk]
+            is_written_now = not hop.reduce and (hop.dst, hop.chunk) in in_place
+            if not is_written_now or (hop.src, hop.chunk) in changed:
                 value = value.copyto(data[hop.dst].context)
             sent.append(value)
         for hop, value in zip(step, sent):
@@ -190,9 +191,9 @@ def run(
                 # In the order of the devices, so that two that exchange values get the same bits:
                 # it matters for NaNs, and for the sign of a maximum of 0.0 and -0.0.
                 pair = (value, own) if hop.src < hop.dst else (own, value)
-                values[place] = OPERATORS[op](*pair, out=own if place in written_now else value)
+                values[place] = OPERATORS[op](*pair, out=own if place in in_place else value)
             else:
-                values[place] = value.copyto(own) if place in written_now else value
+                values[place] = value.copyto(own) if place in in_place else value
     for place in results:
         if values[place] is not chunks[place]:
             values[place].copyto(chunks[place])

@@ -74,7 +74,7 @@ def prepare(
 
 
 def reduce(lists: Lists, root: int, op: str) -> None:
-    """Sum the arrays of each list into the array on device ``root``, starting with it."""
+    """Sum the arrays of each list into the array on device ``root``, which is the first summand."""
     k = len(lists[0])
     prepare(lists, op, [(root + i) % k for i in range(k)], [])(lists)
 

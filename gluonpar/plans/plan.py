@@ -74,7 +74,10 @@ def reverse(hops: Sequence[Hop], first_step: int = 0) -> list[Hop]:
 
 
 def towards(hops: Sequence[Hop], root: int) -> list[Hop]:
-    """Return the hops on which the final values of device ``root`` depend: a reduce to it."""
+    """Return the hops on which the final values of device ``root`` depend: a reduce to it.
+
+    It goes backwards from the last step, and keeps what writes a value that is needed later.
+    """
     needed = {(root, chunk) for chunk in range(num_chunks(hops))}
     kept: list[Hop] = []
     for step in reversed(by_step(hops)):
