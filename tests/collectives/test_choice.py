@@ -2,7 +2,7 @@
 
 import mxnet as mx
 import pytest
-from test_algorithm_cards import formula
+from cards import formula
 
 import gluonpar
 from gluonpar.collectives import ALGORITHMS, usable

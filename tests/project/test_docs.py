@@ -247,7 +247,7 @@ def test_the_chinese_readme_has_the_same_blocks_sections_and_figures():
 def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     """As CONTRIBUTING.md says, whose recipe is carried out on a copy."""
     shutil.copytree(PACKAGE, tmp_path / "gluonpar")
-    for name in ("collectives", "support"):
+    for name in ("plans", "support"):
         shutil.copytree(ROOT / "tests" / name, tmp_path / "tests" / name)
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -258,7 +258,7 @@ def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
         file.write("from gluonpar.plans.algorithms import line\n")
     options = ["-p", "no:cacheprovider", "-k", "line"]
     done = processes.end(
-        *("-m", "pytest", *options, "tests/collectives/test_plans.py", line), cwd=tmp_path
+        *("-m", "pytest", *options, "tests/plans/test_plans.py", line), cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout
     assert f"\n{line} ." in done.stdout  # its example

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from cards import formula
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_algorithm_cards import formula
 
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
 from gluonpar.plans import Algorithm
