@@ -7,7 +7,7 @@ import importlib.util
 import signal
 import types
 
-import contexts
+from tests.support import contexts
 import mxnet as mx
 import pytest
 from gluonpar import replicas

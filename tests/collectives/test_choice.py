@@ -2,12 +2,12 @@
 
 import mxnet as mx
 import pytest
-from cards import formula
 
 import gluonpar
 from gluonpar.collectives import ALGORITHMS, usable
 from gluonpar.collectives.choice import choose
 from gluonpar.collectives.exchange import Exchange
+from tests.support.cards import formula
 
 LENET = 516_272
 CPUS, GPUS = ([make(i) for i in range(9)] for make in (mx.cpu, mx.gpu))

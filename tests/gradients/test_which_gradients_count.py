@@ -8,20 +8,19 @@ import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import any_program
-import beside
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from any_program import TRAINERS
-from batch_passes import THREADS, differentiate
-from batch_programs import HOWS, PROGRAMS, check
-from gluon_runs import STATIC, contexts, give_grads
 from mxnet import autograd
 
 from gluonpar import TaskError, Towers, allreduce_grads, get_params, run_tasks, split_and_load
 from gluonpar.gluon.trainer import Trainer
+from tests.support import any_program, beside
+from tests.support import gluon_runs as runs
+from tests.support.any_program import TRAINERS
+from tests.support.batch_passes import THREADS, differentiate
+from tests.support.batch_programs import HOWS, PROGRAMS, check
+from tests.support.gluon_runs import STATIC, contexts, give_grads
 
 WAYS = ("one backward", "a loop", "the last device first", ("attack", "a loop", 0))
 MORE_WAYS = (("three passes", "run_tasks", 1), ("a head first", "a thread each", 5))

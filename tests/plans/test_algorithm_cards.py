@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from cards import CARDS, TEXT, formula, rows
 
 from gluonpar.collectives import ALGORITHMS
 from gluonpar.plans import plan
+from tests.support.cards import CARDS, TEXT, formula, rows
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 LABELS = (

@@ -5,7 +5,6 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ import gluonpar
 from gluonpar.collectives import ALGORITHMS, Hop, check, executor, register, trace
 from gluonpar.plans import Algorithm
 from gluonpar.plans.plan import chunks_sent, contributions, num_chunks, num_steps
+from tests.support.contexts import contexts
 
 PLANS = {name: algorithm.plan for name, algorithm in ALGORITHMS.items() if algorithm.plan}
 

@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from cards import formula
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gluonpar.collectives import ALGORITHMS, Hop, simulate
 from gluonpar.plans import Algorithm
 from gluonpar.plans.simulator import TOPOLOGIES, Link, ethernet, full, share
+from tests.support.cards import formula
 
 PLANS = [name for name, algorithm in ALGORITHMS.items() if algorithm.plan is not None]
 LINK = Link(latency=3e-5, bandwidth=7e9)

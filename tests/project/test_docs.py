@@ -22,14 +22,13 @@ import textwrap
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import doc_blocks
-import processes
 import pytest
-from dotted_names import definition, resolve
 
 from gluonpar import __main__ as command
 from gluonpar.collectives import ALGORITHMS
 from gluonpar.training.run import Configuration
+from tests.support import doc_blocks, processes
+from tests.support.dotted_names import definition, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(command.__file__).parent  # in the checkout, or where the wheel is installed
@@ -249,7 +248,8 @@ def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "gluonpar")
     for name in ("plans", "support"):
         shutil.copytree(ROOT / "tests" / name, tmp_path / "tests" / name)
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    for name in ("__init__.py", "conftest.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     line, texts = "gluonpar/plans/algorithms/line.py", doc_blocks.blocks(PAGES["CONTRIBUTING.md"])
     (code,) = [block.text for block in texts if block.text.startswith('"""line:')]

@@ -15,12 +15,20 @@ import math
 import pathlib
 import tempfile
 
-import beside
-import contexts as devices
 import mxnet as mx
 import numpy as np
 import pytest
-from batch_passes import (
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar import cluster
+from gluonpar.plans import partition
+from tests.support import beside
+from tests.support import contexts as devices
+from tests.support.batch_passes import (
     CALLS,
     PASSES,
     WAYS,
@@ -31,17 +39,9 @@ from batch_passes import (
     call,
     on_another_thread,
 )
-from contexts import contexts
-from gluon_runs import STATIC, assert_as_one, stock_trainer
-from hand_programs import HEADS, LR, Hand, HandAlone
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
-import gluonpar
-from gluonpar import cluster
-from gluonpar.plans import partition
+from tests.support.contexts import contexts
+from tests.support.gluon_runs import STATIC, assert_as_one, stock_trainer
+from tests.support.hand_programs import HEADS, LR, Hand, HandAlone
 
 NUM_WORDS = 4
 # What else is done in a batch: between passes, while it is recorded, or to all of it.

@@ -3,17 +3,17 @@
 In a job of several processes each rank trains on its part of every batch.
 """
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
-from any_program import TRAINERS
-from batch_passes import backward, differentiate, on_another_thread
-from gluon_runs import STATIC, assert_as_one, contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from gluonpar import cluster, split_and_load
 from gluonpar.plans import partition
+from tests.support import gluon_runs as runs
+from tests.support.any_program import TRAINERS
+from tests.support.batch_passes import backward, differentiate, on_another_thread
+from tests.support.gluon_runs import STATIC, assert_as_one, contexts
 
 HOWS = ("one backward", "a loop of backward", "a loop")
 
