@@ -22,7 +22,7 @@ from gluonpar.runtime import engine
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
 from mxnet.gluon.contrib import estimator  # isort: skip
-from tests.support import any_program, batch_programs  # isort: skip
+from tests.support import any_program  # isort: skip
 from tests.support import contexts as devices  # isort: skip
 from tests.support import gluon_runs as runs  # isort: skip
 from tests.support.contexts import contexts, device  # isort: skip
@@ -421,8 +421,6 @@ def batches_left_out():
     for kvstore, k in itertools.product((None, "own loop"), (1, 2)):
         for name, way in itertools.product(any_program.NAMED, ways):
             any_program.check_named(name, kvstore, k, way)
-        for program, how in itertools.product(batch_programs.PROGRAMS, batch_programs.HOWS):
-            batch_programs.check(program, k, kvstore, how)
     evaluated = runs.kernels_trained(gluonpar.Trainer, "nag", 2, cluster.is_main())
     assert {*evaluated} == {cluster.gather(evaluated)[0][0]}, "an evaluation on rank 0"
     for make in (gluonpar.Trainer, any_program.OwnLoop):
