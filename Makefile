@@ -75,8 +75,8 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
-GPU_SIM_TESTS := --device gpu-sim $(addprefix tests/,batch_norm checkpoint collectives gluon gpu_sim models \
-	runtime/test_array_memory.py step)
+GPU_SIM_TESTS := --device gpu-sim $(addprefix tests/,adapters batch_norm checkpoint collectives gluon \
+	gpu_sim gradients models plans runtime/test_array_memory.py step)
 GPU_SIM = $(VENV_GPU_SIM)/bin/python tools/cuda_sim --kernels --num-gpus 9 --bytes 1000000000 \
 	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%)
 
@@ -87,8 +87,8 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
-NUMPY2_TESTS := gluonpar $(addprefix tests/,batch_norm checkpoint collectives gluon install models runtime \
-	step training)
+NUMPY2_TESTS := gluonpar $(addprefix tests/,adapters batch_norm checkpoint collectives gluon gradients install \
+	models plans runtime step training)
 
 test-numpy2: ## run the quick tests of all but processes and the project with NumPy 2
 	@$(MAKE) --no-print-directory VENV=$(VENV_NUMPY2) NUMPY='>=2' $(VENV_NUMPY2)/.tests

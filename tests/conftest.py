@@ -7,7 +7,7 @@ import importlib.util
 import signal
 import types
 
-import contexts
+from tests.support import contexts
 import mxnet as mx
 import pytest
 from gluonpar import replicas
@@ -24,7 +24,7 @@ settings.load_profile("patient")
 
 
 def pytest_addoption(parser):
-    text = "devices of the tests of step, collectives, gluon, batch_norm, models and checkpoint"
+    text = "devices of the tests of what computes on devices: GPU_SIM_TESTS in the Makefile"
     parser.addoption("--device", choices=("cpu", "gpu-sim"), default="cpu", help=text)
 
 

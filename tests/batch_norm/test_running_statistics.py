@@ -3,13 +3,13 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
 from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar import split_and_load
 from gluonpar.batch_norm.running_statistics import average_statistics, broadcast_statistics
 from gluonpar.gluon.trainer import Trainer
+from tests.support.contexts import device
 
 K = 3
 CTX = [device(i) for i in range(K)]

@@ -12,13 +12,9 @@ import time
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts, device
-from gluon_runs import STATIC
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib import estimator
-from processes import end_python, run_python
-from sync_batch_norm_stress import Branches
 
 from gluonpar import split_and_load, split_samples
 from gluonpar.adapters.estimator import BatchProcessor
@@ -28,6 +24,10 @@ from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm, set_num_devices
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine
 from gluonpar.tasks import Round, TaskError, run_tasks
+from tests.support.contexts import contexts, device
+from tests.support.gluon_runs import STATIC
+from tests.support.processes import end_python, run_python
+from tests.support.sync_batch_norm_stress import Branches
 
 HYBRIDIZED = {"imperative": {"active": False}, "hybridized": {}, "static": STATIC}
 each_way = pytest.mark.parametrize("hybridized", HYBRIDIZED.values(), ids=HYBRIDIZED)

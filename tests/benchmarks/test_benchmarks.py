@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from mpi_jobs import needs_mpi
-from processes import end
 
 from benchmarks.training.candidates import CANDIDATES
+from tests.support.mpi_jobs import needs_mpi
+from tests.support.processes import end
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from processes import run_python
+
+from tests.support.processes import run_python
 
 STEPS_PER_SAMPLE, NUM_SAMPLES = 100, 30
 ALLOWED_BYTES = 4_000_000  # in 1,000 steps: a page of memory per step

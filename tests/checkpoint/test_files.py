@@ -5,13 +5,13 @@ import stat
 
 import mxnet as mx
 import pytest
-from contexts import device
-from processes import run_python
 
 from gluonpar.checkpoint import files
 from gluonpar.models import lenet, resnet
 from gluonpar.training import command_line, workloads
 from gluonpar.training.data import dataset
+from tests.support.contexts import device
+from tests.support.processes import run_python
 
 
 def write(path, *parts):

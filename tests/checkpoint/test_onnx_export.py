@@ -6,11 +6,11 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
 
 import gluonpar
 from gluonpar.models import lenet, resnet
 from gluonpar.training import command_line, workloads
+from tests.support.contexts import device
 
 onnx = pytest.importorskip(
     "onnx", reason="the package onnx is not installed: pip install 'onnx>=1.16'"

@@ -6,15 +6,15 @@ import threading
 import warnings
 from pathlib import Path
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from checkpoint_files import set_in_header
-from contexts import device
-from gluon_runs import assert_as_one, contexts, give_grads, weights
 
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.checkpoint_files import set_in_header
+from tests.support.contexts import device
+from tests.support.gluon_runs import assert_as_one, contexts, give_grads, weights
 
 MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
 

@@ -3,14 +3,14 @@
 import os
 import re
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from checkpoint_files import read, set_in_header, write
-from contexts import device
 
 import gluonpar
+from tests.support import gluon_runs as runs
+from tests.support.checkpoint_files import read, set_in_header, write
+from tests.support.contexts import device
 
 
 def network(k, rate=0.1, optimizer="adam", seed=0, names="ab"):

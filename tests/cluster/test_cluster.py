@@ -9,28 +9,43 @@ import signal
 import sys
 import time
 
-import mpi_jobs
 import numpy as np
 import pytest
-from mpi_jobs import QUICK, RANK, TRAIN, ended, line_of, lines_of_ours, mpirun, needs_mpi, succeed
-from processes import address_space_once_imported, end_python, run_python, runs, wait_until
 
 from gluonpar import cluster
 from gluonpar.cluster import failures, world
 from gluonpar.plans import partition
 from gluonpar.sharding import share_of_batch
+from tests.support import mpi_jobs
+from tests.support.mpi_jobs import (
+    QUICK,
+    TRAIN,
+    ended,
+    line_of,
+    lines_of_ours,
+    mpirun,
+    needs_mpi,
+    rank_command,
+    succeed,
+)
+from tests.support.processes import (
+    address_space_once_imported,
+    end,
+    end_python,
+    runs,
+    wait_until,
+)
 
 SECONDS = 6  # GLUONPAR_TIMEOUT of the jobs in which a rank fails
 JOBS_AT_ONCE = 3
-UNLIKE_RANKS = str(pathlib.Path(__file__).parents[1] / "support" / "unlike_ranks.py")
 QUICK_FAULTS = ["raise", "hang", "leave"]  # those of FAULTS that `make test` runs
 
 
 @functools.lru_cache(None)
 def reference(num_devices):
     """What one process trains that has done nothing else, by way and number of the array."""
-    program = "import cluster_rank, sys; cluster_rank.save(sys.argv[1], int(sys.argv[2]))"
-    run_python(program, mpi_jobs.SESSIONS.name, num_devices)
+    done = end("-m", "tests.support.ranks.training", "save", mpi_jobs.SESSIONS.name, num_devices)
+    assert done.returncode == 0, done.stderr
     return np.load(pathlib.Path(mpi_jobs.SESSIONS.name) / f"{num_devices}.npz")
 
 
@@ -38,7 +53,7 @@ def reference(num_devices):
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, tmp_path):
     """The job also calls all collectives; some batches leave devices and ranks without samples."""
-    succeed(mpirun((ranks, [*RANK, "as_one", str(tmp_path)])))
+    succeed(mpirun((ranks, rank_command("training", "as_one", tmp_path))))
     for num_devices in (1, 2, 3):
         got = np.load(tmp_path / f"{num_devices}.npz")
         for name, want in reference(ranks * num_devices).items():
@@ -53,19 +68,19 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 @needs_mpi
 @pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 20, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
-    succeed(mpirun((ranks, [*RANK, "programs", str(number)])))
+    succeed(mpirun((ranks, rank_command("training", "programs", number))))
 
 
 @needs_mpi
 def test_rank_zero_alone_saves_or_is_told_who_must(tmp_path):
-    code, _, err = ended(mpirun((2, [*RANK, "saves_alone", str(tmp_path)])))
+    code, _, err = ended(mpirun((2, rank_command("failures", "saves_alone", tmp_path))))
     assert code == 1 and [path.name for path in tmp_path.iterdir()] == ["Dense"]
     assert "save_checkpoint, which all ranks must call" in "".join(lines_of_ours(err)), err
 
 
 @needs_mpi
 def test_a_rank_that_does_not_know_the_shapes_in_the_first_step_ends_the_job_with_the_remedy():
-    code, _, err = ended(mpirun((2, [*RANK, "first_step_without_samples", "-"])))
+    code, _, err = ended(mpirun((2, rank_command("failures", "first_step_without_samples"))))
     [line] = lines_of_ours(err)
     assert code == 1 and re.search("rank 1 .* Parameter 'dense0_weight' .* one batch", line), err
 
@@ -73,12 +88,12 @@ def test_a_rank_that_does_not_know_the_shapes_in_the_first_step_ends_the_job_wit
 @needs_mpi
 @pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 20, marks=pytest.mark.slow)])
 def test_a_rank_that_does_something_else_is_told_to_all_or_changes_nothing(ranks, number):
-    succeed(mpirun((ranks, [*RANK, "unlike_programs", str(number)])))
+    succeed(mpirun((ranks, rank_command("training", "unlike_programs", number))))
 
 
 @needs_mpi
 def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
-    succeed(mpirun((2, [*RANK, "local", str(tmp_path)])))
+    succeed(mpirun((2, rank_command("training", "local", tmp_path))))
     got = np.load(tmp_path / "2.npz")
     for name, want in reference(2).items():
         np.testing.assert_array_equal(got[name], want)
@@ -86,7 +101,7 @@ def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
 
 @needs_mpi
 def test_gradients_of_batches_that_are_left_out_do_not_count_on_any_rank():
-    succeed(mpirun((2, [*RANK, "batches_left_out", ""])))
+    succeed(mpirun((2, rank_command("training", "batches_left_out"))))
 
 
 @needs_mpi
@@ -113,7 +128,7 @@ def test_the_header_counts_the_devices_of_all_ranks():
 
 def fails(rank, fault, end, **environment):
     """An entry of FAULTS: a job of three ranks in which ``rank`` fails."""
-    words, line = [*RANK, fault, str(rank)], rf"rank {rank} \(pid \d+ on .*\) {end}"
+    words, line = rank_command("failures", fault, rank), rf"rank {rank} \(pid \d+ on .*\) {end}"
     return words, line, {"GLUONPAR_TIMEOUT": str(SECONDS), **environment}
 
 
@@ -172,11 +187,11 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
     [pytest.param(0, "kill", 9, marks=pytest.mark.slow), (1, "kill", 9), (1, "crash", 11)],
 )
 def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank, fault, number):
-    code, out, err = ended(mpirun((2, [*RANK, fault, str(rank)])))
+    code, out, err = ended(mpirun((2, rank_command("failures", fault, rank))))
     assert re.search(
         rf"process rank {rank} with PID \d+ on node .* signal {number}", " ".join(err.split())
     )
-    assert fault != "crash" or "cluster_rank.py" in err  # the place in the program
+    assert fault != "crash" or "failures.py" in err  # the place in the program
     assert code != 0 and "responded" not in err  # no time limit is needed
     wait_until(lambda: not any(map(runs, pids(out))))
 
@@ -184,7 +199,9 @@ def test_a_killed_rank_ends_the_job_and_mpirun_names_it(rank, fault, number):
 @pytest.mark.slow
 @needs_mpi
 def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_have_ended():
-    out, err = succeed(mpirun((3, [*RANK, "end last", "1"]), GLUONPAR_TIMEOUT=str(SECONDS)))
+    out, err = succeed(
+        mpirun((3, rank_command("failures", "end last", 1)), GLUONPAR_TIMEOUT=str(SECONDS))
+    )
     assert not err and "the last" in out
 
 
@@ -193,7 +210,7 @@ def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_
 def test_a_rank_that_responds_is_waited_for_and_named(stopped, tmp_path):
     """Also where all ranks were stopped meanwhile, as after Ctrl-Z, for longer than the limits."""
     limits = {"GLUONPAR_TIMEOUT": "2", "GLUONPAR_STALL_TIMEOUT": "10"}
-    job = mpirun((3, [*RANK, "late", str(tmp_path)]), **limits)
+    job = mpirun((3, rank_command("failures", "late", tmp_path)), **limits)
     line, ranks = "", [line_of(job).strip() for _ in range(3)]
     # What is tested is how the 11 s are counted; 1 s is for two of them to wait for the third.
     for seconds, number in ((1, signal.SIGSTOP), (11, signal.SIGCONT)) if stopped else ():
@@ -215,7 +232,7 @@ def test_a_rank_that_responds_is_waited_for_and_named(stopped, tmp_path):
 @pytest.mark.parametrize("number, fault", [(signal.SIGINT, "go on"), (signal.SIGKILL, "stop")])
 def test_when_mpirun_ends_all_ranks_end(number, fault):
     """Also a rank that is stopped, which cannot notice anything."""
-    job = mpirun((2, [*RANK, fault, "1"]))
+    job = mpirun((2, rank_command("failures", fault, 1)))
     out = [line_of(job) for _ in range(3)]
     while not any(line.startswith("now") for line in out):
         out.append(line_of(job))
@@ -228,7 +245,7 @@ def test_when_mpirun_ends_all_ranks_end(number, fault):
 
 @needs_mpi
 def test_children_of_a_rank_are_no_ranks_and_the_rank_may_finalize_mpi():
-    out, err = succeed(mpirun((2, [*RANK, "children", "-"])))
+    out, err = succeed(mpirun((2, rank_command("failures", "children"))))
     lines = [f"rank {rank} [2.0, 2.0]" for rank in (0, 1)]
     assert sorted(filter(None, out.split("\n"))) == [*lines, *["started 0 1"] * 2]
     assert len(lines_of_ours(err)) == err.count(" is no rank ") == 2
@@ -250,14 +267,14 @@ def test_different_arguments_of_ranks_are_one_error_that_names_them():
 @needs_mpi
 @pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_devices, tmp_path):
-    command = [sys.executable, UNLIKE_RANKS, str(num_devices), str(tmp_path)]
+    command = rank_command("unlike", num_devices, tmp_path)
     out, err = succeed(mpirun((2, command)))
     assert [*filter(None, out.splitlines())] == ["33 differences"] * 2, out
 
 
 @needs_mpi
 def test_what_the_last_update_used_is_compared_at_the_end_of_the_program():
-    code, _, err = ended(mpirun((2, [*RANK, "unlike_last_step", "-"])))
+    code, _, err = ended(mpirun((2, rank_command("failures", "unlike_last_step"))))
     line = lines_of_ours(err)[-1]
     assert code == 1 and "lr of" in line and "is 1.5 on rank 1 and 0.5 on rank 0" in line, err
 

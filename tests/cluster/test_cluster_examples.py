@@ -7,9 +7,9 @@ import sys
 import mxnet as mx
 import numpy as np
 import pytest
-from mpi_jobs import ended, mpirun, needs_mpi, succeed
 
 import gluonpar
+from tests.support.mpi_jobs import ended, mpirun, needs_mpi, succeed
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Batches of 40, 40 and 1 samples; in the last one rank 1 has none.

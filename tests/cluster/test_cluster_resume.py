@@ -10,8 +10,9 @@ import mxnet as mx
 import numpy as np
 import psutil
 import pytest
-from mpi_jobs import ended, lines_of_ours, mpirun, needs_mpi, succeed
-from processes import runs, wait_until
+
+from tests.support.mpi_jobs import ended, lines_of_ours, mpirun, needs_mpi, succeed
+from tests.support.processes import runs, wait_until
 
 pytestmark = needs_mpi
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "train_lenet.py"

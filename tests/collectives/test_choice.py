@@ -2,13 +2,13 @@
 
 import mxnet as mx
 import pytest
-from test_algorithm_cards import formula
 
 import gluonpar
 from gluonpar.collectives import ALGORITHMS, EXECUTORS, usable
 from gluonpar.collectives.choice import choose
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.collectives.executor import named
+from tests.support.cards import formula
 
 LENET = 516_272
 CPUS, GPUS = ([make(i) for i in range(9)] for make in (mx.cpu, mx.gpu))

@@ -8,7 +8,6 @@ import mxnet as mx
 import numpy as np
 import psutil
 import pytest
-from contexts import algorithms, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
@@ -18,6 +17,7 @@ from gluonpar.collectives import ALGORITHMS, exchange, host, register_executor
 from gluonpar.collectives.choice import Choice
 from gluonpar.plans import partition
 from gluonpar.runtime import engine
+from tests.support.contexts import algorithms, device
 
 NAMES = algorithms()
 KINDS = [name for name in ("host", "star", "ring", "nccl") if name in NAMES]

@@ -3,7 +3,6 @@
 import json
 import re
 
-import commands
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from gluonpar import collectives
 from gluonpar.diagnostics import bench
 from gluonpar.options import COLLECTIVES
+from tests.support import commands
 
 SMALL = ("--min-bytes", "4K", "--max-bytes", "8K", "--factor", "2", "--iters", "2", "--warmup", "1")
 ON_CPU = ("--device", "cpu", *SMALL)

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import commands
 import pytest
-from processes import end
 
 import gluonpar
 from gluonpar import __main__
 from gluonpar.__main__ import COMMANDS
 from gluonpar.diagnostics import self_test
+from tests.support import commands
+from tests.support.processes import end
 
 PACKAGES = Path(gluonpar.__file__).resolve().parents[1]
 

@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from libcuda_stub import build_libcuda, build_library
-from processes import end
 
 import gluonpar
 from gluonpar.diagnostics import doctor as checks
 from gluonpar.install import processors, wheels
 from gluonpar.training.data import fashion_mnist
+from tests.support.libcuda_stub import build_libcuda, build_library
+from tests.support.processes import end
 
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "CUDA_", "LD_", "PYTHON")
 

@@ -5,7 +5,8 @@ tools/operator_sweep.py trains all of them.
 
 import operator_sweep
 import pytest
-from processes import end
+
+from tests.support.processes import end
 
 # In C++ and of oneDNN, of several graphs, in Python, and one whose backward is differentiated.
 # Backward of Deconvolution cannot write into views. MXNet adds wrongly to the gradient of clip.

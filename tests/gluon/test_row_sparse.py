@@ -2,17 +2,17 @@
 
 import functools
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.optimizer import LARS, SGD, Adam, Nadam
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.contexts import contexts
 
 ROWS, WIDTH = 12, 3
 

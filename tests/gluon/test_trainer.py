@@ -6,17 +6,17 @@ With every optimizer, any kind of network, in any precision, and however small t
 import functools
 import inspect
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
-from gluon_runs import assert_as_one, give_grads, weights
 from mxnet import gluon
 from mxnet.gluon import nn
-from processes import run_python
 
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.contexts import device
+from tests.support.gluon_runs import assert_as_one, give_grads, weights
+from tests.support.processes import run_python
 
 OPTIMIZERS = sorted(mx.optimizer.Optimizer.opt_registry)
 # Under momentum MXNet's DCASGD takes the truth of an array: it fails on one device too.

@@ -3,14 +3,14 @@
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import autograd, gluon
 
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.gluon_runs import assert_as_one, contexts, give_grads, weights
 
 
 def test_no_sync_may_be_entered_while_autograd_records():

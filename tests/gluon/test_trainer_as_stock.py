@@ -4,16 +4,16 @@ import functools
 import inspect
 import pickle
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
-from gluon_runs import give_grads, weights
 from mxnet import autograd, gluon
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.contexts import contexts
+from tests.support.gluon_runs import give_grads, weights
 
 GRADS = [[[1.0, 2.0], [4.0, 8.0]], [[0.5, 0.25], [2.0, 1.0]], [[3.0, 1.0], [1.0, 5.0]]]
 

@@ -2,15 +2,15 @@
 
 import types
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import autograd
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.gluon_runs import assert_as_one, contexts, give_grads, weights
 
 
 @pytest.mark.parametrize("change", ["cast", "initialize", "freeze"])

@@ -3,15 +3,15 @@
 import functools
 import re
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import gluon
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.gluon_runs import assert_as_one, contexts, give_grads, weights
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -2,17 +2,17 @@
 
 import threading
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import algorithms, device
-from gluon_runs import assert_as_one, contexts, give_grads, weights
 from mxnet import autograd, gluon
 
 from gluonpar import collectives, metrics
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.runtime import engine, threads
+from tests.support import gluon_runs as runs
+from tests.support.contexts import algorithms, device
+from tests.support.gluon_runs import assert_as_one, contexts, give_grads, weights
 
 
 @pytest.mark.parametrize("compression", [None, "fp16"])

@@ -6,12 +6,12 @@ import itertools
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts, device
-from gluon_runs import OF_MXNET, give_grads, kernels_trained, stock_trainer, weights
 from mxnet import gluon
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
+from tests.support.contexts import contexts, device
+from tests.support.gluon_runs import OF_MXNET, give_grads, kernels_trained, stock_trainer, weights
 
 LR = 0.125
 HOW = [{}, {"algorithm": "ring"}, {"skip_nonfinite": True}]

@@ -2,12 +2,12 @@
 
 import mxnet as mx
 import pytest
-from contexts import contexts
 from count_gpu_operations import lenet, per_step
 from cuda_sim import counters, reset
 
 import gluonpar
 from gluonpar.training.workloads import LeNetWorkload
+from tests.support.contexts import contexts
 
 COPIES = ("peer direct", "peer staged", "ncclAllReduce", "D2D", "H2D pinned", "H2D pageable")
 WAITS_AND_ALLOCATIONS = ("cudaStreamSynchronize", "cudaMalloc", "cudaHostAlloc")

@@ -5,12 +5,12 @@ import time
 
 import mxnet as mx
 import numpy as np
-import simulated_gpus
-from contexts import contexts
 from cuda_sim import counters, reset
 
 import gluonpar
 from gluonpar.runtime import engine
+from tests.support import simulated_gpus
+from tests.support.contexts import contexts
 
 
 def test_the_next_batch_is_copied_while_the_gpus_compute_this_one():

@@ -6,12 +6,12 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
-from simulated_gpus import counted
 
 import gluonpar
 from gluonpar import collectives
 from gluonpar.runtime import nccl
+from tests.support.contexts import contexts
+from tests.support.simulated_gpus import counted
 
 
 def ones(ctx, shape=(3,)):

@@ -1,7 +1,8 @@
 """The all-reduce of the first buckets begins while backward still computes the others."""
 
 import pytest
-import simulated_gpus
+
+from tests.support import simulated_gpus
 
 # All operators of a step are queued before any can start, so that it does not matter how fast
 # Python is: the batch, on the CPU, is written by an operator that waits for that.

@@ -3,14 +3,15 @@
 import json
 
 import pytest
-import simulated_gpus
+
+from tests.support import simulated_gpus
 
 PROGRAM = """
 import json
 import gluonpar
 import mxnet as mx
 from gluonpar.diagnostics import doctor
-from simulated_gpus import counted
+from tests.support.simulated_gpus import counted
 
 data = [mx.nd.ones((1000,), ctx=mx.gpu(i)) for i in range(4)]
 report = {"explain": str(gluonpar.explain(data))}

@@ -8,14 +8,15 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import cluster_rank
 import mxnet as mx
 import numpy as np
 import pytest
 from cuda_sim import environment
-from mpi_jobs import RANK, mpirun, needs_mpi
-from mpi_jobs import succeed as end_of
-from processes import end
+
+from tests.support.mpi_jobs import mpirun, needs_mpi, rank_command
+from tests.support.mpi_jobs import succeed as end_of
+from tests.support.processes import end
+from tests.support.ranks import training
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS = ("MXNET_", "OMP_", "GLUONPAR_", "NVIDIA_", "CUDA_SIM_")  # importing gluonpar sets some
@@ -157,10 +158,10 @@ def test_a_narrow_resnet18_ends_where_cpu_contexts_end(tmp_path):
 
 @needs_mpi
 def test_two_ranks_with_two_gpus_each_train_as_four(tmp_path):
-    job = [*RANK, "on_gpus", str(tmp_path)]
+    job = rank_command("training", "on_gpus", tmp_path)
     end_of(mpirun((2, job), **environment(2)))
     got = np.load(tmp_path / "2.npz")
-    want_of = cluster_rank.trained(4)  # on CPU contexts
+    want_of = training.trained(4)  # on CPU contexts
     for name, arrays in want_of.items():
         for i, want in enumerate(arrays):
             # as in test_cluster.py, and other kernels; batch normalisation of few samples divides

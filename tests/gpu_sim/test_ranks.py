@@ -9,7 +9,8 @@ import sys
 import textwrap
 
 import pytest
-from mpi_jobs import mpirun, needs_mpi, succeed
+
+from tests.support.mpi_jobs import mpirun, needs_mpi, succeed
 
 pytestmark = needs_mpi
 
@@ -21,7 +22,7 @@ import gluonpar, mxnet as mx, numpy as np
 from gluonpar import cluster
 from gluonpar.collectives.exchange import Exchange, in_buckets
 from cuda_sim import counters
-from simulated_gpus import counted
+from tests.support.simulated_gpus import counted
 
 def arrays(dtype="float32", sizes=(1000, 7, 7, 70000), ctx=mx.gpu(0)):
     return [mx.nd.full((size,), rank + 1 + i, ctx, dtype) for i, size in enumerate(sizes)]

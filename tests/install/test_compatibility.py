@@ -4,7 +4,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet.gluon.contrib import estimator  # noqa: F401 - imported after MXNet, and reads np.Inf
-from processes import end_python
+
+from tests.support.processes import end_python
 
 SUMS = ["Loss", "MAE", "MSE", "RMSE", "CrossEntropy", "NegativeLogLikelihood"]
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from libcuda_stub import FUNCTIONS, build_libcuda
 
 from gluonpar.install import driver, wheels
 from gluonpar.install.driver import DriverError, Gpu
 from gluonpar.install.wheels import CUDA_LIBRARIES as LIBRARIES
+from tests.support.libcuda_stub import FUNCTIONS, build_libcuda
 
 T4, H200 = ("Tesla T4", 7, 5), ("NVIDIA H200", 9, 0)
 

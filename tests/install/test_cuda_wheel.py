@@ -13,9 +13,10 @@ import re
 import sysconfig
 from pathlib import Path
 
-import processes
 import pytest
-from libcuda_stub import build_libcuda, build_library
+
+from tests.support import processes
+from tests.support.libcuda_stub import build_libcuda, build_library
 
 try:
     importlib.metadata.version("mxnet-cu112")

@@ -1,9 +1,9 @@
 """What importing gluonpar does to a process, and the error if MXNet cannot be imported."""
 
 import pytest
-from processes import end_python
 
 from gluonpar.install import compatibility, startup, wheels
+from tests.support.processes import end_python
 
 
 def python(program, *arguments, **variables):

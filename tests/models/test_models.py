@@ -3,11 +3,11 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
 from mxnet import autograd
 
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
+from tests.support.contexts import device
 
 
 def seeded(seed, **more):

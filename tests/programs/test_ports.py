@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 import ports
-import processes
 import pytest
-from mpi_jobs import mpirun, needs_mpi, succeed
+
+from tests.support import processes
+from tests.support.mpi_jobs import mpirun, needs_mpi, succeed
 
 PROGRAM = pathlib.Path(ports.__file__)
 # Those whose batches are of the same samples on any number of ranks and devices, and which have no

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from libcuda_stub import build_libcuda
-from processes import end
+
+from tests.support.libcuda_stub import build_libcuda
+from tests.support.processes import end
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "choose_extra.py"
 T4, H200 = ("Tesla T4", 7, 5), ("NVIDIA H200", 9, 0)

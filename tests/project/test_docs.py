@@ -22,14 +22,13 @@ import textwrap
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import doc_blocks
-import processes
 import pytest
-from dotted_names import definition, resolve
 
 from gluonpar import __main__ as command
 from gluonpar.collectives import ALGORITHMS
 from gluonpar.training.run import Configuration
+from tests.support import doc_blocks, processes
+from tests.support.dotted_names import definition, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(command.__file__).parent  # in the checkout, or where the wheel is installed
@@ -247,9 +246,10 @@ def test_the_chinese_readme_has_the_same_blocks_sections_and_figures():
 def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
     """As CONTRIBUTING.md says, whose recipe is carried out on a copy."""
     shutil.copytree(PACKAGE, tmp_path / "gluonpar")
-    for name in ("collectives", "support"):
+    for name in ("plans", "support"):
         shutil.copytree(ROOT / "tests" / name, tmp_path / "tests" / name)
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    for name in ("__init__.py", "conftest.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     line, texts = "gluonpar/plans/algorithms/line.py", doc_blocks.blocks(PAGES["CONTRIBUTING.md"])
     (code,) = [block.text for block in texts if block.text.startswith('"""line:')]
@@ -258,7 +258,7 @@ def test_an_algorithm_takes_its_file_and_one_line(tmp_path):
         file.write("from gluonpar.plans.algorithms import line\n")
     options = ["-p", "no:cacheprovider", "-k", "line"]
     done = processes.end(
-        *("-m", "pytest", *options, "tests/collectives/test_plans.py", line), cwd=tmp_path
+        *("-m", "pytest", *options, "tests/plans/test_plans.py", line), cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout
     assert f"\n{line} ." in done.stdout  # its example

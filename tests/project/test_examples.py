@@ -8,9 +8,10 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
-import processes
 import pytest
-from mpi_jobs import mpirun, needs_mpi, succeed
+
+from tests.support import processes
+from tests.support.mpi_jobs import mpirun, needs_mpi, succeed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAM = EXAMPLES / "training_loop.py"

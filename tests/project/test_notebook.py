@@ -18,13 +18,13 @@ pytest.importorskip("d2l", reason="needs: pip install --no-deps d2l==1.0.3")
 
 import build_notebooks as build
 import nbformat
-import processes
 import walkthrough_checks as checks
 import walkthrough_tables as tables
 
 import gluonpar
 from gluonpar import collectives
 from gluonpar.collectives import Hop
+from tests.support import processes
 
 LANGUAGES = build.languages()
 NO_DATA = "Fashion-MNIST was not found here"

@@ -11,9 +11,9 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
-from processes import end, end_python
 
 import gluonpar
+from tests.support.processes import end, end_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(gluonpar.__file__).resolve().parent

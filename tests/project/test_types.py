@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import end
 
 import gluonpar
+from tests.support.processes import end
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """\

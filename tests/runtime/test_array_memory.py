@@ -6,10 +6,10 @@ import struct
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
 
 import gluonpar
 from gluonpar.runtime import memory
+from tests.support.contexts import contexts
 
 DTYPES = ("float16", "float32", "float64", "uint8", "int8", "int32", "int64")
 CTX = contexts(2)[1]

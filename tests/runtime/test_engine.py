@@ -7,9 +7,9 @@ import weakref
 import mxnet as mx
 import numpy as np
 import pytest
-from processes import end_python
 
 from gluonpar.runtime import engine, memory
+from tests.support.processes import end_python
 
 WAYS = {"worker": {}, "prioritized": {"prioritized": True}, "inline": {"inline": True}}
 all_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

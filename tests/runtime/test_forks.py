@@ -1,6 +1,6 @@
 """A forked process computes as its parent does, and reports none of its parent's errors."""
 
-from processes import end_python, run_python
+from tests.support.processes import end_python, run_python
 
 START = """
 import os, signal, sys, threading

@@ -9,12 +9,12 @@ import time
 import mxnet as mx
 import pytest
 from mxnet import gluon
-from processes import run_python
 
 import gluonpar
 from gluonpar import collectives
 from gluonpar.collectives import executor
 from gluonpar.runtime import engine, interrupts
+from tests.support.processes import run_python
 
 INTERRUPTED = pathlib.Path(__file__).parents[1] / "support" / "interrupted.py"
 CTX = [mx.cpu(0), mx.cpu(1)]

@@ -1,9 +1,9 @@
 """The memory of a process: what is freed is returned, its peak is constant, workspaces differ."""
 
 import pytest
-from processes import end_python, run_python
 
 from gluonpar.install import compatibility
+from tests.support.processes import end_python, run_python
 
 RETURNS = """
 import gluonpar

@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from processes import run_python
+
+from tests.support.processes import run_python
 
 PRELUDE = """
 import ctypes, os, gluonpar, mxnet as mx

@@ -7,14 +7,14 @@ or by hand.
 import mxnet as mx
 import numpy as np
 import pytest
-from any_program import event
-from contexts import algorithms, contexts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
 
 import gluonpar
 from gluonpar import operators, replicas, traceable
+from tests.support.any_program import event
+from tests.support.contexts import algorithms, contexts
 
 LR, SHAPES = 0.05, ((3, 4), (1, 4), (1, 4))
 

@@ -4,14 +4,14 @@ In a forward pass without training, MXNet 1.9.1 lets oneDNN put a convolution's 
 of its own, in place. Of a weight that is a view of a larger array it writes to that array's begin.
 """
 
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
 from mxnet.gluon import nn
 
 from gluonpar.gluon.trainer import Trainer
+from tests.support import gluon_runs as runs
+from tests.support.contexts import contexts
 
 CTX = contexts(2)
 CHANNELS = 64  # for which oneDNN has layouts of its own

@@ -4,11 +4,11 @@ import re
 
 import numpy as np
 import pytest
-from contexts import contexts, device
 from mxnet import autograd, nd
-from processes import run_python
 
 from gluonpar.metrics import Diverged, LossMeter, accuracy
+from tests.support.contexts import contexts, device
+from tests.support.processes import run_python
 
 NUM_CLASSES = 5
 

@@ -5,14 +5,14 @@ import math
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import run_python
 
 from gluonpar.collectives import host
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
+from tests.support.contexts import device
+from tests.support.processes import run_python
 
 
 def params_of(weights, grads, dtype="float32", ctx=None):

@@ -7,7 +7,6 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd
@@ -16,6 +15,7 @@ import gluonpar
 from gluonpar import replicas
 from gluonpar.replicas import get_params
 from gluonpar.runtime import memory
+from tests.support.contexts import contexts, device
 
 
 def values():

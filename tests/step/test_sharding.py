@@ -8,13 +8,13 @@ import collections
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nests import NESTS, leaves
 
 from gluonpar.plans import partition
 from gluonpar.sharding import split_and_load, split_samples
+from tests.support.contexts import contexts, device
+from tests.support.nests import NESTS, leaves
 
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 KINDS = ("numpy", "mx.nd", "mx.np")

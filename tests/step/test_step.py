@@ -6,15 +6,15 @@ import threading
 
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
-from contexts import contexts, device
 
 import gluonpar
 from gluonpar import optim, replicas
 from gluonpar.models.lenet import LENET_SHAPES
 from gluonpar.plans import partition
 from gluonpar.runtime import engine, heap, threads
+from tests.support import oracle
+from tests.support.contexts import contexts, device
 
 LR = 0.2
 NUM_STEPS = 3

@@ -12,11 +12,11 @@ import time
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import device
 
 import gluonpar
 from gluonpar import replicas
 from gluonpar.runtime import engine, threads
+from tests.support.contexts import device
 
 NUM_DEVICES, NUM_STEPS, BATCH_SIZE, LR = 4, 20, 16, 0.3
 CTX = [device(i) for i in range(NUM_DEVICES)]

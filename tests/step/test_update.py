@@ -5,7 +5,6 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import algorithms, device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from gluonpar.collectives import host
 from gluonpar.collectives.exchange import Exchange
 from gluonpar.replicas import get_params
 from gluonpar.runtime import threads
+from tests.support.contexts import algorithms, device
 
 LR, BATCH_SIZE = 0.3, 7
 # The pass over the host's memory leaves each device its own gradients.

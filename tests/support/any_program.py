@@ -9,18 +9,27 @@ Gluon are trained by hand, and beside all this MXNet's own Trainer trains a netw
 A program ends where its batches cannot be told apart (:class:`batch_passes.CannotBeTold`).
 """
 
+import contextlib
 import itertools
 import json
 import math
 import pathlib
 import tempfile
 
-import beside
-import contexts as devices
 import mxnet as mx
 import numpy as np
 import pytest
-from batch_passes import (
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+import gluonpar
+from gluonpar import cluster
+from gluonpar.plans import partition
+from tests.support import beside
+from tests.support import contexts as devices
+from tests.support.batch_passes import (
     CALLS,
     PASSES,
     WAYS,
@@ -31,23 +40,15 @@ from batch_passes import (
     call,
     on_another_thread,
 )
-from contexts import contexts
-from gluon_runs import STATIC, assert_as_one, stock_trainer
-from hand_programs import HEADS, LR, Hand, HandAlone
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from mxnet import autograd, gluon
-from mxnet.gluon import nn
-
-import gluonpar
-from gluonpar import cluster
-from gluonpar.plans import partition
+from tests.support.contexts import contexts
+from tests.support.gluon_runs import STATIC, assert_as_one, stock_trainer
+from tests.support.hand_programs import HEADS, LR, Hand, HandAlone
 
 NUM_WORDS = 4
 # What else is done in a batch: between passes, while it is recorded, or to all of it.
 ALSO = (
     *("", "recorded by this thread", "recorded by another thread"),
-    *("evaluated", "fetched before", "on another thread"),
+    *("evaluated", "fetched before", "on another thread", "recorded on another thread"),
 )
 MODES = ({"active": False}, {}, {"static_alloc": True}, STATIC)
 HOW = ("step", "clip_and_step", "clip", "halve")
@@ -233,7 +234,10 @@ class Side:
                 self.between(also, X.context)
                 losses.backward()
             return
-        losses = self.record(n, model, seed, order, also)
+        if also == "recorded on another thread":
+            losses = on_another_thread(self.record, n, model, seed, order)
+        else:
+            losses = self.record(n, model, seed, order, also)
         if losses and way == "one backward":
             autograd.backward(losses)
             return
@@ -320,12 +324,13 @@ class Side:
         self.backward(*batch)
         self.step(t, batch[0])
 
-    def train_recorded(self, t, first, second):
-        """A step on two batches, both recorded before backward of either."""
+    def train_recorded(self, t, first, second, together=False):
+        """A step on two batches, both recorded before backward of either, or in one recording."""
         self.hybridize({"active": False})  # MXNet's static graphs have room for one of them
         for param in self.params:  # the second backward would fail on a frozen one
             param.grad_req = param.grad_req.replace("null", "write")
-        recorded = [(batch, self.record(*batch)) for batch in (first, second)]
+        with autograd.record() if together else contextlib.nullcontext():
+            recorded = [(batch, self.record(*batch)) for batch in (first, second)]
         for (n, model, _), losses in recorded:
             self.check_model(n, model, "one backward", 0)
             if losses:
@@ -398,6 +403,22 @@ class Side:
             self.trainers[t] = self.make_trainer(self.parts[t])
             self.trainers[t].load_states(path)
             self.trainers[t].set_learning_rate(lr)
+
+    def remake(self, t):
+        """Train on with a Trainer that has not seen what has been done so far."""
+        self.trainers[t] = self.make_trainer(self.parts[t])
+
+    def renew(self, how):
+        """Give the parameters other arrays, of the same values, or their arrays other gradients."""
+        self.hybridize({"active": False})
+        if how == "attach_grad":
+            for value in itertools.chain.from_iterable(param.list_data() for param in self.params):
+                value.attach_grad()
+        elif how == "cast":
+            self.net.cast("float32")
+        else:
+            self.collect_params().reset_ctx(self.ctx)
+        self.unused = {}
 
     def move(self, k, reverse):
         self.ctx = contexts(k)[:: -1 if reverse else 1]
@@ -479,6 +500,10 @@ class Alone(Side):
         for param, total in sums.items():
             param.grad()[:] = total
         self.finish(t, how, sum(batch[0] for batch in micro_batches))
+
+    def renew(self, how):
+        if how != "attach_grad":  # MXNet's Trainer would go on with the gradients from before
+            super().renew(how)
 
     def move(self, k, reverse):
         super().move(1, False)
@@ -624,12 +649,20 @@ def named(way, least_samples=1):
     def copies(what, n, heads="all"):
         return "hand", (what, size(n), heads, way, n, 0)
 
-    def recorded(*batches):
-        return "train_recorded", (0, *((size(n), 0, n) for n in batches))
+    def recorded(*batches, together=False):
+        models = (0, 3) if together else (0, 0)
+        made = [(size(n), model, n) for n, model in zip(batches, models)]
+        return "train_recorded", (0, *made, together)
+
+    def renewed(how):
+        return [("renew", (how,)), left_out(8), train(1)]
 
     step, sums, adds = ("step", (0, 8)), ("sum", (0,)), ("require", (0, "add"))
     added = ("hand_adds", ([(size(n), "all", way, n, 0) for n in (4, 2)],))
     thread, evaluated = {"also": "on another thread"}, {"also": "evaluated"}
+    there = {"also": "recorded on another thread"}
+    frozen = [("require", (0, request)) for request in ("null", "write")]
+    zeroed, b_adds = ("zero_grad", (-1,)), ("require", (3, "add"))
     sizes = ((8, 0), (1, -1), (1, 0), (8, -1), (8, 0), (2, -1))
     return {
         "gan": [train(n, t) for n, t in sizes],
@@ -644,6 +677,17 @@ def named(way, least_samples=1):
         "two networks": [left_out(8), train(1, model=3), left_out(1), train(8, model=3), train(2)],
         "threads": [left_out(8, **thread), train(1, **thread), train(8), train(1, **thread)],
         "evaluated": [train(1, **evaluated), left_out(8, **evaluated), train(1, **evaluated)],
+        "recorded on another thread": [
+            left_out(8),
+            train(1, **there),
+            left_out(8, **there),
+            train(1),
+        ],
+        "recorded together": [recorded(n, 8, together=True) for n in (1, 2, 8)],
+        "made late": [left_out(8), left_out(1), ("remake", (0,)), step],
+        "renewed": [*renewed("reset_ctx"), *renewed("cast"), *renewed("attach_grad")],
+        "frozen for a while": [train(8), *frozen, left_out(8), train(1)],
+        "beside added": [b_adds, *[zeroed, train(1, -1), train(8), zeroed, train(2, -1), train(8)]],
         "copies by hand": [
             *(copies("left out", 8), copies("allreduce_grads", 1), copies("left out", 7)),
             *(copies("train_batch", 1, "a"), copies("allreduce_grads", 1, "a")),
@@ -686,6 +730,7 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
         event("sum", trainer),
         event("require", st.integers(0, 3), st.sampled_from(requests)),
         event("set_data", st.integers(0, 6), st.integers(0, 99)),
+        event("remake", trainer),
         event("set_learning_rate", trainer, st.sampled_from((0.01, 0.1))),
         event("hybridize", st.sampled_from(MODES)),
         event("by_hand", st.integers(0, 1), *batch),
@@ -696,8 +741,8 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
         events += [event("beside", *each) for each in BESIDE]
     if may_skip:
         events.append(event("backward", *batch))  # and no step
-        recorded = st.tuples(size, st.integers(0, 2), seed)
-        events.append(event("train_recorded", trainer, recorded, recorded))
+        recorded = st.tuples(size, st.integers(0, 3), seed)
+        events.append(event("train_recorded", trainer, recorded, recorded, st.booleans()))
         events.append(event("two_losses", trainer, size, hows, st.integers(1, 2), seed, order))
     if cluster.size() == 1:
         events.append(event("resume", trainer))

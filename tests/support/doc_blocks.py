@@ -15,7 +15,7 @@ import sys
 import traceback
 from typing import NamedTuple, Optional
 
-import processes
+from tests.support import processes
 
 FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```$', re.M | re.S)
 

@@ -4,12 +4,12 @@ import functools
 
 import mxnet as mx
 import numpy as np
-from contexts import contexts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 import gluonpar
 from gluonpar.gluon.trainer import Trainer
+from tests.support.contexts import contexts
 
 SIZES = (7, 8, 5, 8, 9)  # of batches: uneven, on most numbers of devices
 WIDTHS = (6, 10, 8, 3)  # features, hidden, hidden, classes

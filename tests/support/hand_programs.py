@@ -4,9 +4,9 @@ import itertools
 
 import mxnet as mx
 import numpy as np
-from batch_passes import Shard, call, differentiate
 
 import gluonpar
+from tests.support.batch_passes import Shard, call, differentiate
 
 LR = 0.05
 

@@ -9,10 +9,9 @@ import tempfile
 
 import pytest
 
-HERE = pathlib.Path(__file__).parent
+ROOT = pathlib.Path(__file__).parents[2]
 MPIRUN = pathlib.Path(sys.executable).parent / "mpirun"
-RANK = [sys.executable, str(HERE / "cluster_rank.py")]
-TRAIN = [sys.executable, str(HERE.parents[1] / "scripts" / "train_lenet.py")]
+TRAIN = [sys.executable, str(ROOT / "scripts" / "train_lenet.py")]
 QUICK = ["--device", "cpu", "--dataset", "synthetic", "--limit", "8", "--batch-size", "4"]
 # A killed mpirun leaves files named after its process id, and a later one with the same id cannot
 # start; so each has its own folder for them.
@@ -24,12 +23,21 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
+def rank_command(subject, *arguments):
+    """The command of a rank that runs a module of tests/support/ranks."""
+    return [sys.executable, "-m", f"tests.support.ranks.{subject}", *map(str, arguments)]
+
+
 def mpirun(*commands, **environment):
     """Start a job; each of ``commands`` is a number of ranks and the command they run."""
     words = []
     for ranks, command in commands:
         words += [":"] * bool(words) + ["-n", str(ranks), *command]
-    environment["TMPDIR"] = tempfile.mkdtemp(dir=SESSIONS.name)
+    environment = {
+        "TMPDIR": tempfile.mkdtemp(dir=SESSIONS.name),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **environment,
+    }
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return subprocess.Popen(
         [str(MPIRUN), "--oversubscribe", *words],

@@ -2,7 +2,8 @@
 
 import cuda_sim
 import mxnet as mx
-from processes import run_python
+
+from tests.support.processes import run_python
 
 
 def counted(function):
@@ -17,7 +18,7 @@ def counted(function):
 def run(program, *arguments, num_gpus=2, variables=None, **options):
     """Run a program's text on simulated GPUs with ``options``; return what it prints.
 
-    It can import the modules of tests/support.
+    It can import tests.support.
     """
     simulated = cuda_sim.environment(num_gpus, **options)
     return run_python(program, *arguments, **{**simulated, **(variables or {})})

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import commands
 import mxnet as mx
 import pytest
 
 from gluonpar.install import driver
 from gluonpar.training import Run, command_line
 from gluonpar.training.data import dataset
+from tests.support import commands
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
 ON_CPU = ("--dataset", "synthetic", "--device", "cpu")

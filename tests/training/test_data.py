@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from idx_files import contents, encode, write
 
 from gluonpar.training.data.dataset import Dataset, batches, load, synthetic
 from gluonpar.training.data.fashion_mnist import folders, missing
+from tests.support.idx_files import contents, encode, write
 
 
 def arrays_of(dataset: Dataset) -> list[np.ndarray]:

@@ -9,10 +9,10 @@ import re
 import threading
 
 import pytest
-from idx_files import contents, describe_tiny, encode, gz, write
 
 from gluonpar.training.data import fashion_mnist
 from gluonpar.training.data.fashion_mnist import find, folders, read_folder
+from tests.support.idx_files import contents, describe_tiny, encode, gz, write
 
 BODIES = {f"{stem}.gz": gz(content) for stem, content in contents().items()}
 FIRST, SECOND, THIRD, FOURTH = BODIES

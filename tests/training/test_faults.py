@@ -9,13 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import checkpoint_files
 import mxnet as mx
-import processes
 import pytest
 
 from gluonpar.install import memory_limits
 from gluonpar.training import Run, command_line
+from tests.support import checkpoint_files, processes
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "scripts"

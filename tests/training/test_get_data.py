@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import end
 
 from gluonpar.training.data import dataset
+from tests.support.processes import end
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "get_data.py"
 NOT_FOUND = FileNotFoundError("was not found")

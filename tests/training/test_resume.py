@@ -14,9 +14,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from checkpoint_files import set_in_header
 
 from gluonpar.training import Configuration, Console, ResumeError, Run, command_line, workloads
+from tests.support.checkpoint_files import set_in_header
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_lenet.py"
 KILLS = int(os.environ.get("GLUONPAR_KILLS", "3"))

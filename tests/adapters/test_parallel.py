@@ -5,13 +5,13 @@ import traceback
 import mxnet as mx
 import numpy as np
 import pytest
-import waits
-from contexts import contexts, device
 from mxnet import autograd, gluon
-from nests import NESTS, leaves
 
 from gluonpar.adapters.parallel import make_parallel
 from gluonpar.plans import partition
+from tests.support import waits
+from tests.support.contexts import contexts, device
+from tests.support.nests import NESTS, leaves
 
 
 def values(*shape, seed=0):

@@ -5,7 +5,6 @@ import re
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulator import simulate
@@ -13,6 +12,7 @@ from simulator import simulate
 import gluonpar
 from gluonpar.collectives import ALGORITHMS, Hop, check, executor, register, trace
 from gluonpar.plans.plan import chunks_sent, contributions, num_chunks, num_steps
+from tests.support.contexts import contexts
 
 PLANS = {name: plan for name, plan in ALGORITHMS.items() if plan}
 

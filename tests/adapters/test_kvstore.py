@@ -1,15 +1,15 @@
 """kvstore='gluonpar': its Trainers are gluonpar's, its sums are right, and Module trains as one."""
 
-import cluster_rank
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts, device
-from gluon_runs import assert_as_one, give_grads, weights
 from mxnet import autograd, gluon
 
 import gluonpar
+from tests.support import gluon_runs as runs
+from tests.support.contexts import contexts, device
+from tests.support.gluon_runs import assert_as_one, give_grads, weights
+from tests.support.ranks import training
 
 CTX = contexts(8)
 OPTIMIZERS = {
@@ -251,14 +251,14 @@ def test_module_fit_trains_as_with_mxnets_own_store(tmp_path, by_name, k, optimi
     """The states are saved and loaded."""
     kvstore = "gluonpar" if by_name else mx.kv.create("gluonpar")
     mine, theirs = (
-        cluster_rank.by_module(k, store, tmp_path / "states", *MODULES[optimizer])
+        training.by_module(k, store, tmp_path / "states", *MODULES[optimizer])
         for store in (kvstore, "device")
     )
     for value, want in zip(mine, theirs):
         np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
 
 
-MEAN = {"rescale_grad": 1 / cluster_rank.MODULE_BATCH}
+MEAN = {"rescale_grad": 1 / training.MODULE_BATCH}
 
 
 class Own(mx.optimizer.SGD):
@@ -275,8 +275,8 @@ class Own(mx.optimizer.SGD):
 )
 def test_module_is_refused_what_might_update_the_copies_differently(optimizer, name):
     with pytest.raises(ValueError, match=f"{name} might .*gluonpar.Trainer"):
-        cluster_rank.by_module(2, optimizer=optimizer, options={})
-    cluster_rank.by_module(1, optimizer=optimizer, options={})
+        training.by_module(2, optimizer=optimizer, options={})
+    training.by_module(1, optimizer=optimizer, options={})
 
 
 @pytest.mark.filterwarnings("ignore:.*FeedForward has been deprecated:DeprecationWarning")

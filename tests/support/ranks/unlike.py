@@ -1,9 +1,9 @@
 """A rank of a job in which one rank does something else, again and again: each time all are told.
 
-python unlike_ranks.py NUM_DEVICES FOLDER [NUMBER]. Every difference is an error on all ranks that
-names it. After it has been caught, the ranks go on together. What is equal, or different only in
-how it came about, is no error. NUMBER programs are drawn in which a number differs, or only its
-type does.
+python -m tests.support.ranks.unlike NUM_DEVICES FOLDER [NUMBER]. Every difference is an error on
+all ranks that names it. After it has been caught, the ranks go on together. What is equal, or
+different only in how it came about, is no error. NUMBER programs are drawn in which a number
+differs, or only its type does.
 """
 
 import functools
@@ -18,7 +18,7 @@ from gluonpar import cluster, collectives
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
-from contexts import contexts  # isort: skip
+from tests.support.contexts import contexts  # isort: skip
 
 DOORS = [None, "gluonpar"]  # how Trainers are made; the first counts
 HYPER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}

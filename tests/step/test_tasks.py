@@ -10,7 +10,6 @@ import types
 import mxnet as mx
 import numpy as np
 import pytest
-from contexts import contexts, device
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -21,6 +20,7 @@ from gluonpar.batch_norm.running_statistics import average_statistics
 from gluonpar.batch_norm.sync_batch_norm import SyncBatchNorm
 from gluonpar.gluon.trainer import Trainer
 from gluonpar.tasks import TaskError, run_tasks
+from tests.support.contexts import contexts, device
 
 
 def test_the_callers_contexts_keep_the_scopes_that_they_were_entered_in():

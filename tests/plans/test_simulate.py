@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator import TOPOLOGIES, Link, ethernet, full, share, simulate
-from test_algorithm_cards import formula
 
 from gluonpar.collectives import ALGORITHMS, Hop
+from tests.support.cards import formula
 
 PLANS = [name for name, plan in ALGORITHMS.items() if plan]
 LINK = Link(latency=3e-5, bandwidth=7e9)

@@ -8,20 +8,18 @@ import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import any_program
-import beside
-import gluon_runs as runs
 import mxnet as mx
 import numpy as np
 import pytest
-from any_program import TRAINERS
-from batch_passes import THREADS, differentiate
-from batch_programs import HOWS, PROGRAMS, check
-from gluon_runs import STATIC, contexts, give_grads
 from mxnet import autograd
 
 from gluonpar import TaskError, Towers, allreduce_grads, get_params, run_tasks, split_and_load
 from gluonpar.gluon.trainer import Trainer
+from tests.support import any_program, beside
+from tests.support import gluon_runs as runs
+from tests.support.any_program import TRAINERS
+from tests.support.batch_passes import THREADS, differentiate, on_another_thread
+from tests.support.gluon_runs import STATIC, contexts, give_grads
 
 WAYS = ("one backward", "a loop", "the last device first", ("attack", "a loop", 0))
 MORE_WAYS = (("three passes", "run_tasks", 1), ("a head first", "a thread each", 5))
@@ -52,32 +50,32 @@ def test_what_mxnets_trainer_trains_has_the_bits_and_flags_of_a_process_without_
         assert seen == beside.of_another_process(kvstore, program)
 
 
-@pytest.mark.parametrize("kvstore, k", [(None, 2), (None, 3), ("own loop", 2), ("own loop", 3)])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_it_trains_as_one_device_does(program, kvstore, k):
-    for how in HOWS:
-        check(program, k, kvstore, how)
-
-
+@pytest.mark.parametrize("call", [on_another_thread, lambda function, *args: function(*args)])
 @pytest.mark.parametrize("trainer", [None, "own loop"])
-def test_another_thread_takes_a_step_between_the_passes_of_two_devices(trainer):
-    """Of another network; before, it took one of this network."""
+def test_a_step_on_another_network_between_the_passes_of_two_devices(trainer, call):
+    """On this thread or another one, which has made a step of this network, too."""
 
-    def step(i, between=list):
-        with autograd.record():
-            first, second = (value * 2 for value in nets[i][0].list_data())
-        first.backward()
+    def step(i, num_passes, between=list):
+        losses = []
+        for value in nets[i][0].list_data()[:num_passes]:
+            with autograd.record():
+                losses.append(value * 2)
+        losses[0].backward()
         between()
-        second.backward()
+        for loss in losses[1:]:
+            loss.backward()
         trainers[i].step(1)
-        return [value.asscalar() for value in nets[i][0].list_data()]
 
-    nets = [runs.weights([[1.0]], 2) for _ in range(2)]
+    nets = [runs.weights([[1.0]], 3) for _ in range(2)]
     trainers = [TRAINERS[trainer](params, "sgd", {"learning_rate": 1.0}) for params in nets]
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(step, 0).result() == [-3.0, -3.0]
-        assert step(0, lambda: thread.submit(step, 1).result()) == [-7.0, -7.0]
-        assert step(1) == [-7.0, -7.0]
+    call(step, 0, 3)
+    want = [-5.0, 1.0]
+    for i, num_passes, of_other in ((0, 3, 3), (0, 2, 3), (0, 3, 1), (0, 1, 1), (1, 2, 3)):
+        step(i, num_passes, lambda i=i, n=of_other: call(step, 1 - i, n))
+        want[i] -= 2 * num_passes
+        want[1 - i] -= 2 * of_other
+        for value, (param,) in zip(want, nets):
+            assert [copy.asscalar() for copy in param.list_data()] == [value] * 3
 
 
 @pytest.mark.parametrize("how", ["a loop of backward", "a loop", "run_tasks"])

@@ -3,13 +3,13 @@
 import mxnet as mx
 import numpy as np
 import pytest
-import waits
-from contexts import contexts, device
-from gluon_runs import evaluate
 from mxnet import autograd
 from mxnet.gluon import nn
 
 from gluonpar.adapters.towers import Towers, average_gradients
+from tests.support import waits
+from tests.support.contexts import contexts, device
+from tests.support.gluon_runs import evaluate
 
 SIZES = [5, 2, 7, 1, 4, 4, 3, 6, 2, 1]  # of successive batches
 LR = 0.05

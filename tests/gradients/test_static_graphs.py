@@ -5,13 +5,13 @@ import contextlib
 import mxnet as mx
 import numpy as np
 import pytest
-from any_program import OneHead
-from contexts import contexts
-from gluon_runs import STATIC
 from mxnet import autograd
 from mxnet.gluon import nn
 
 import gluonpar
+from tests.support.any_program import OneHead
+from tests.support.contexts import contexts
+from tests.support.gluon_runs import STATIC
 
 # By batch, which heads are called on each device, one after the other, and the number of samples.
 SHARED = [("ab", 6), ("a", 6), ("ab", 6), ("b", 5), ("a", 6), ("ab", 6), ("b", 6)]

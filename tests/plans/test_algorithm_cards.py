@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from gluonpar.collectives import ALGORITHMS
 from gluonpar.plans import plan
+from tests.support.cards import CARDS, TEXT, formula, rows
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-TEXT = (DOCS / "algorithms.md").read_text("utf-8")
-CARDS = {
-    part.partition("\n")[0]: part
-    for part in re.split(r"^## ", TEXT, flags=re.M)
-    if part.partition("\n")[0] in ALGORITHMS
-}
 PLANS = [name for name, plan in ALGORITHMS.items() if plan]
 LABELS = (
     "steps",
@@ -26,18 +17,6 @@ LABELS = (
     "critical path",
     "extra memory per device (maximum)",
 )
-
-
-def rows(text):
-    """The rows of all tables in a text: the other cells of each row by its first one."""
-    cells = ([c.strip() for c in line.strip("| ").split(" | ")] for line in text.splitlines())
-    return {row[0]: row[1:] for row in cells if len(row) > 1}
-
-
-def formula(name, label, k):
-    names = {"K": k, "P": 1 << (k.bit_length() - 1), "ceil": math.ceil, "log2": math.log2}
-    names["min"] = min
-    return eval(rows(CARDS[name])[label][0].strip("`"), {"__builtins__": {}}, names)
 
 
 def counted(name, k):

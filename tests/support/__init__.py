@@ -1,0 +1,1 @@
+"""What tests share: devices, runs and programs that are compared, jobs, processes, files."""

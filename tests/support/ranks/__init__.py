@@ -1,0 +1,1 @@
+"""What the ranks of a job run, in tests of several processes."""
