@@ -8,7 +8,9 @@ returned. Settings for glibc's heap in the environment are kept.
 The operators that a thread pushes on CPU contexts share its pool of workspaces, and wait until
 earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts often
 wait for each other; with 256, rarely. But each workspace grows to the largest size that it was used
-for, so a thread's pool is replaced only when gluonpar is first given several contexts there.
+for, so a thread's pool is replaced only when gluonpar is first given several contexts there: MXNet
+makes the pool that replaces it, for a new thread that ends at once.
+
 Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed, and its
 ``ResourceTempSpace`` (src/resource.cc).
 """
@@ -26,26 +28,25 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.base import _LIB
 
-from gluonpar.runtime import engine
+from gluonpar.runtime import engine, memory
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 _SET_BY_USER = not _VARIABLES.isdisjoint(os.environ)
 _libc = ctypes.CDLL(None)
-_keeps_freed = False
 _steps = itertools.count(1)
 
 _VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
 _SIZE_SET_BY_USER = _VARIABLE in os.environ
-# From the import on, the variable is in the environment under a name that differs in the first
-# letter. So the list of variables does not change while MXNet's threads read it.
+# The variable is in the environment from the import on, under a name with another first letter. So
+# it can be set and unset by that letter alone, while MXNet's threads read the list of variables.
 _MEANT, _HIDDEN = b"Mm"
 _libc.strdup.restype, _libc.putenv.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 _place = _libc.strdup(f"m{_VARIABLE[1:]}={_SIZE}".encode())  # never freed, as putenv needs it
 _letter = ctypes.c_uint8.from_address(_place)
 _libc.putenv(_place)
-# Of a manager: the number of its workspaces, and the address of the pool. Of a pool: its context,
-# and where the workspaces, and the list of pointers to them, begin and end.
+# A manager has the number of its workspaces and its pool's address. A pool has its context, and the
+# addresses at which the workspaces, and the list of pointers to them, begin and end.
 _MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
 _POOL_OFFSET, _ENTRY_BYTES = 72, (72, 32)
 
@@ -55,13 +56,12 @@ _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::G
 _manager.restype = ctypes.c_void_p
 
 
+@functools.lru_cache(None)
 def keep_freed() -> None:
-    """Have glibc keep freed memory from now on."""
-    global _keeps_freed
-    if not (_keeps_freed or _SET_BY_USER):
+    """Make glibc keep freed memory from now on, unless the user has set how much it keeps."""
+    if not _SET_BY_USER:
         _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        _keeps_freed = True
 
 
 def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
@@ -70,7 +70,7 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     A worker of the engine does so when the step has computed the arrays of ``after``.
     """
     number = next(_steps)
-    if number & (number - 1) or not _keeps_freed:
+    if number & (number - 1) or _SET_BY_USER:
         return
     arrays = [array for arrays in after for array in arrays]
     if arrays and arrays[0].context.device_type == "cpu":
@@ -96,14 +96,10 @@ def widen() -> None:
 
 
 def _pool(manager: int) -> int:
-    """Return the address of the manager's pool; RuntimeError if memory is not as expected."""
+    """Return the address of the manager's pool. Raises RuntimeError if it is another MXNet's."""
     size, pool = _MANAGER.unpack(ctypes.string_at(manager, _MANAGER.size))
     kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
-    found = kind, number, ends[1] - ends[0], ends[3] - ends[2]
+    got = kind, number, ends[1] - ends[0], ends[3] - ends[2]
     want = mx.cpu().device_typeid, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
-    if found != want:
-        raise RuntimeError(
-            f"gluonpar replaces MXNet 1.9.1's pool of workspaces, and finds {found}, not {want}, "
-            f"in {mx.libinfo.find_lib_path()[0]}. Install mxnet==1.9.1, or set {_VARIABLE}={_SIZE}"
-        )
+    memory.check_layout("pools of workspaces", got, want, f", or set {_VARIABLE}={_SIZE}")
     return pool

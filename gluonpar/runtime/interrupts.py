@@ -129,11 +129,7 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-for _scope in (
-    mx.util._NumpyShapeScope,
-    mx.util._NumpyArrayScope,
-    mx.Context,
-):  # tape replaces record()'s
+for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):  # not record()'s
     whole(_scope.__enter__)
     whole(_scope.__exit__)
 _signal.signal, _signal.getsignal = _set_waiting, _get_own
