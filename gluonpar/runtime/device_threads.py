@@ -30,8 +30,8 @@ from gluonpar.runtime import heap, tape
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts, so that no two parts start alike
 _GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1 in 32 bits: the next GPU's number
 
-_threads: dict[mx.Context, _DeviceThread] = {}
-_this = threading.local()  # .ctx: the context of a device's thread
+_threads: dict[mx.Context, queue.SimpleQueue] = {}  # what each device's thread is to call
+_this = threading.local()  # in a device's thread .ctx, and .seed, which it has used
 # The last seed for all contexts, and the seeds that single contexts were given since. A seed is a
 # list of one number; each call makes a new list, by which a thread knows that it must seed again.
 _seeds: dict[Any, list[int]] = {"all": [0]}
@@ -53,7 +53,9 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         with mx.Context(ctx):
             return function(*arguments)
     if ctx not in _threads:
-        _threads[ctx] = _DeviceThread(ctx)
+        _threads[ctx] = queue.SimpleQueue()
+        name = f"gluonpar {ctx}"  # no executor, for which the end of the process would wait
+        threading.Thread(target=_serve, args=(ctx, _threads[ctx]), name=name, daemon=True).start()
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()  # MXNet has them per thread
     recording, training = autograd.is_recording(), autograd.is_training()
     program, mode = tape.this_thread.program, autograd.record if recording else autograd.pause
@@ -64,46 +66,36 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
             return function(*arguments)
 
     future: concurrent.futures.Future = concurrent.futures.Future()
-    _threads[ctx].calls.put((in_scope_of_caller, future))
+    _threads[ctx].put((in_scope_of_caller, future))
     return future.result()
 
 
-class _DeviceThread(threading.Thread):
-    """The thread of one context. The process may end while it works, unlike an executor's."""
+def _serve(ctx: mx.Context, calls: queue.SimpleQueue) -> None:
+    """Be the thread of ``ctx``: make the calls that :func:`call` puts into the queue."""
+    _this.ctx, _this.seed = ctx, None
+    heap.widen()
+    while True:
+        function, future = calls.get()
+        try:
+            _seed()
+            with mx.Context(ctx):  # a new object: one that is entered twice cannot be left
+                future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+        del function, future  # releases the task's arrays, which may be large
 
-    calls: queue.SimpleQueue[tuple[Callable, concurrent.futures.Future]]
-    _seeded: list[int] | None = None
 
-    def __init__(self, ctx: mx.Context) -> None:
-        super().__init__(name=f"gluonpar {ctx}", daemon=True)
-        self._ctx, self.calls = ctx, queue.SimpleQueue()
-        self.start()
-
-    def run(self) -> None:
-        """Make the calls that :func:`call` puts into the queue."""
-        _this.ctx = self._ctx
-        heap.widen()
-        while True:
-            function, future = self.calls.get()
-            try:
-                self._seed()
-                with mx.Context(self._ctx):  # a new one: one that is entered twice cannot be left
-                    future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-            del function, future  # releases the task's arrays, which may be large
-
-    def _seed(self) -> None:
-        """Seed this thread's generators, if a seed was set since the last time."""
-        seeds = _seeds  # which another thread may replace
-        seed = seeds.get(self._ctx, seeds["all"])
-        if seed is self._seeded:
-            return
-        self._seeded = seed
-        if self._ctx in seeds:
-            _seed_context(seed[0], self._ctx.device_typeid, self._ctx.device_id)
-        else:
-            _seed_apart(seed[0], self._ctx)
+def _seed() -> None:
+    """Seed this device's generators, if a seed was set since the last time."""
+    ctx, seeds = _this.ctx, _seeds  # which another thread may replace
+    seed = seeds.get(ctx, seeds["all"])
+    if seed is _this.seed:
+        return
+    _this.seed = seed
+    if ctx in seeds:
+        _seed_context(seed[0], ctx.device_typeid, ctx.device_id)
+    else:
+        _seed_apart(seed[0], ctx)
 
 
 def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:

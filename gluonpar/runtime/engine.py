@@ -197,24 +197,20 @@ def _push(pending: tuple, rest: tuple) -> None:
             raise
 
 
-def _wait_for_all(report: bool = True) -> None:
-    global _exit_code
-    try:
-        mx.nd.waitall()
-    except mx.MXNetError:
-        if report:
-            traceback.print_exc()
-            _exit_code = 1
-
-
 def drain(report: bool = True) -> None:
     """Wait for all operators; forget functions that depend on a failed one, as they never run.
 
     With ``report`` an error that no caller has received is printed, and the exit code becomes 1.
     """
+    global _exit_code
     while has_started():
         pushed = list(_pending)
-        _wait_for_all(report)
+        try:
+            mx.nd.waitall()
+        except mx.MXNetError:
+            if report:
+                traceback.print_exc()
+                _exit_code = 1
         for ticket in pushed:
             _pending.pop(ticket, None)
         if not _pending:
@@ -237,9 +233,8 @@ def _before_fork() -> None:
     """Wait until no worker runs Python code."""
     # MXNet ends its workers before a fork, and Python holds the GIL during a fork: a worker that
     # needs the GIL, to run a function or to return from one, would never end.
-    if has_started():
-        _wait_for_all()
-        _wait_for_callbacks()
+    drain()
+    _wait_for_callbacks()
 
 
 def _wait_for_callbacks() -> None:

@@ -157,13 +157,12 @@ def run(tasks: Sequence[Task], num_bytes: int, max_threads: int | None = None) -
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work() -> None:
-        error = None
         try:
             _call_all(remaining)
-        except BaseException as raised:  # uncaught, it would end the pool's thread
-            error = raised
+            ended.put(None)
+        except BaseException as error:  # uncaught, it would end the pool's thread
             blocks.clear()  # makes the other threads stop
-        ended.put(error)
+            ended.put(error)
 
     for _ in range(num_threads - 1):
         pool().put(work)
