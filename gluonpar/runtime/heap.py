@@ -8,11 +8,9 @@ returned. Settings for glibc's heap in the environment are kept.
 The operators that a thread pushes on CPU contexts share its pool of workspaces, and wait until
 earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts often
 wait for each other; with 256, rarely. But each workspace grows to the largest size that it was used
-for, so a thread's pool is replaced only when gluonpar is first given several contexts there: MXNet
-makes the pool that replaces it, for a new thread that ends at once.
-
-Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed, and its
-``ResourceTempSpace`` (src/resource.cc).
+for, so a thread's pool is replaced only when gluonpar is first given several contexts there.
+Private to MXNet 1.9.1: ``ResourceManagerImpl``, a thread's manager, and ``ResourceTempSpace``, its
+pool (src/resource.cc).
 """
 
 from __future__ import annotations
@@ -36,24 +34,22 @@ _SET_BY_USER = not _VARIABLES.isdisjoint(os.environ)
 _libc = ctypes.CDLL(None)
 _steps = itertools.count(1)
 
-_VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
+_VARIABLE, _SIZE, _NEW_SIZE = "MXNET_CPU_TEMP_COPY", 4, 256
 _SIZE_SET_BY_USER = _VARIABLE in os.environ
-# The variable is in the environment from the import on, under a name with another first letter. So
-# it can be set and unset by that letter alone, while MXNet's threads read the list of variables.
-_MEANT, _HIDDEN = b"Mm"
-_libc.strdup.restype, _libc.putenv.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-_place = _libc.strdup(f"m{_VARIABLE[1:]}={_SIZE}".encode())  # never freed, as putenv needs it
-_letter = ctypes.c_uint8.from_address(_place)
-_libc.putenv(_place)
-# A manager has the number of its workspaces and its pool's address. A pool has its context, and the
-# addresses at which the workspaces, and the list of pointers to them, begin and end.
-_MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
-_POOL_OFFSET, _ENTRY_BYTES = 72, (72, 32)
-
+_POOL_OFFSET, _POOL_BYTES = 72, 64  # of the pool's address in a manager, and of a pool
+# A pool has its context, and the addresses at which the workspaces, and the list of pointers to
+# them, begin and end.
+_POOL, _ENTRY_BYTES = struct.Struct("=iiQQ8xQQ"), (72, 32)
 _this_thread = threading.local()  # .is_wide
-_widening = engine.lock()
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
-_manager.restype = ctypes.c_void_p
+# ResourceTempSpace<kTempSpace>::ResourceTempSpace(Context, size_t)
+_make_pool = _LIB[
+    "_ZN5mxnet8resource19ResourceManagerImpl"
+    "17ResourceTempSpaceILNS_15ResourceRequest4TypeE1EEC1ENS_7ContextEm"
+]
+_manager.restype = _libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = [ctypes.c_size_t]
+_make_pool.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
 
 
 @functools.lru_cache(None)
@@ -79,27 +75,18 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 
 def widen() -> None:
-    """Give this thread's next operators 256 workspaces, unless the user has set another number."""
+    """Give this thread's next operators 256 workspaces, unless the user has set another number.
+
+    Raises RuntimeError if the memory of another MXNet has another layout.
+    """
     if _SIZE_SET_BY_USER or getattr(_this_thread, "is_wide", False):
         return
-    managers = [_manager()]  # this thread's, and a new thread's, which reads the variable
-    with _widening:
-        _letter.value = _MEANT
-        thread = threading.Thread(target=lambda: managers.append(_manager()))
-        thread.start()
-        thread.join()
-        _letter.value = _HIDDEN
-    narrow, wide = map(_pool, managers)
-    for manager, pool in zip(managers, (wide, narrow)):
-        ctypes.c_uint64.from_address(manager + _POOL_OFFSET).value = pool
-    _this_thread.is_wide = True
-
-
-def _pool(manager: int) -> int:
-    """Return the address of the manager's pool. Raises RuntimeError if it is another MXNet's."""
-    size, pool = _MANAGER.unpack(ctypes.string_at(manager, _MANAGER.size))
-    kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
-    got = kind, number, ends[1] - ends[0], ends[3] - ends[2]
-    want = mx.cpu().device_typeid, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
-    memory.check_layout("pools of workspaces", got, want, f", or set {_VARIABLE}={_SIZE}")
-    return pool
+    place, cpu = ctypes.c_uint64.from_address(_manager() + _POOL_OFFSET), mx.cpu().device_typeid
+    new = _libc.malloc(_POOL_BYTES)  # MXNet frees it at the end
+    _make_pool(new, cpu, _NEW_SIZE)  # on cpu(0), whose number is 0
+    for pool, size in ((place.value, _SIZE), (new, _NEW_SIZE)):
+        kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
+        got = kind, number, ends[1] - ends[0], ends[3] - ends[2]
+        want = cpu, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
+        memory.check_layout("pools of workspaces", got, want, f", or set {_VARIABLE}={_NEW_SIZE}")
+    place.value, _this_thread.is_wide = new, True  # earlier operators may still use the old pool
