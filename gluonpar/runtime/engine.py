@@ -115,7 +115,7 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
         complete(traceback.format_exc())
     else:
         if not ends_by_call:
-            del function  # release it and its arrays before complete() wakes who waits for them
+            del function  # releases its arrays before complete() wakes threads that wait for them
             complete()
 
 
