@@ -24,7 +24,7 @@ import re
 import sys
 import types
 import warnings
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 
 @functools.lru_cache(None)
@@ -35,7 +35,8 @@ def install(
 
     ``before`` is called before MXNet is imported, and ``after`` afterwards. Imports no NumPy.
     """
-    sys.meta_path.insert(0, _Finder(before, after))
+    _Loader.before, _Loader.after = staticmethod(before), staticmethod(after)
+    sys.meta_path.insert(0, _Finder)
 
 
 def _numpy_1() -> types.ModuleType:
@@ -64,61 +65,50 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
+@functools.lru_cache(None)
+def _builtins() -> dict[str, Any]:
+    """Return Python's built-in names, with an ``__import__`` for MXNet's modules."""
+    numpy = _numpy_1()
+    versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
+    replaced = {"numpy": numpy, "distutils.version": versions}
+
+    def import_for_mxnet(name: str, globals: Any, locals: Any, fromlist: Any, level: int) -> Any:
+        if level == 0 and name in replaced:
+            return replaced[name]
+        imported = builtins.__import__(name, globals, locals, fromlist, level)
+        # `import numpy.random` returns `numpy`.
+        return numpy if imported is sys.modules["numpy"] else imported
+
+    return {**vars(builtins), "__import__": import_for_mxnet}
+
+
 class _Finder:
-    """Finds MXNet's modules as Python does, and has a :class:`_Loader` load them."""
+    """Finds MXNet's modules as Python does, and has :class:`_Loader` load them."""
 
-    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        self.before, self.after = before, after
-
-    @functools.cached_property
-    def builtins(self) -> dict[str, Any]:
-        """Python's built-in names, with an ``__import__`` for MXNet's modules."""
-        numpy = _numpy_1()
-        versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
-        replaced = {"numpy": numpy, "distutils.version": versions}
-
-        def import_for_mxnet(
-            name: str,
-            globals: Any = None,
-            locals: Any = None,
-            fromlist: Sequence[str] = (),
-            level: int = 0,
-        ) -> Any:
-            if level == 0 and name in replaced:
-                return replaced[name]
-            imported = builtins.__import__(name, globals, locals, fromlist, level)
-            # `import numpy.random` returns `numpy`.
-            return numpy if imported is sys.modules["numpy"] else imported
-
-        return {**vars(builtins), "__import__": import_for_mxnet}
-
-    def find_spec(
-        self, name: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's spec, if it is one of MXNet's."""
+    @staticmethod
+    def find_spec(name: str, *where: Any) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] != "mxnet":
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        spec = importlib.machinery.PathFinder.find_spec(name, *where)
         if spec and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            loader = spec.loader = _Loader(spec.loader.name, spec.loader.path)
-            loader.finder = self
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module's code with the built-in names of its ``finder``."""
+    """Runs a module's code with :func:`_builtins`, and repairs what the code has defined."""
 
-    finder: _Finder
+    before: Callable[[], None]
+    after: Callable[[], None]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's code, and repair what it has defined."""
         if module.__name__ == "mxnet":
-            self.finder.before()
+            self.before()
         names = vars(module)
-        names["__builtins__"] = self.finder.builtins
+        names["__builtins__"] = _builtins()
         super().exec_module(module)
         if module.__name__ == "mxnet":
-            self.finder.after()
+            self.after()
         if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
             names["multiprocessing"] = _forking(names["multiprocessing"])
         if version(sys.modules["numpy"].__version__) < (2,):
@@ -130,7 +120,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 setattr(names["EvalMetric"], name, _sum(f"_{name}"))
 
     def get_code(self, fullname: str) -> types.CodeType | None:
-        """Compile the module without warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return super().get_code(fullname)

@@ -96,7 +96,6 @@ class _Finder(importlib.abc.Loader):
     """
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return None, or a spec by which a module is loaded that MXNet's import has imported."""
         package, *place = name.split(".")
         if package != "gluonpar" or place[0] in _WITHOUT_MXNET or "mxnet" in sys.modules:
             return None
@@ -109,12 +108,10 @@ class _Finder(importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return the module that has been imported."""
         return sys.modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Give the module its own spec again."""
-        module.__spec__ = module.__spec__ and module.__spec__.loader_state
+        module.__spec__ = module.__spec__ and module.__spec__.loader_state  # its own again
 
 
 def settings() -> dict[str, str]:
