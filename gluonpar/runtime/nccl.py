@@ -196,21 +196,17 @@ def _stream(device_id: int) -> ctypes.c_void_p:
 
 
 @functools.lru_cache(None)
-def _library() -> Any:
-    """Return NCCL, or None where it is missing."""
+def _library(name: str = LIBRARY, describe: str = "ncclGetErrorString") -> Any:
+    """Return a library, by default NCCL, whose function ``describe`` describes errors; or None."""
     try:
-        nccl = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(name)
     except OSError:
         return None
-    nccl.ncclGetErrorString.restype = ctypes.c_char_p
-    return nccl
+    getattr(library, describe).restype = ctypes.c_char_p
+    return library
 
 
-@functools.lru_cache(None)
-def _cuda() -> ctypes.CDLL:
-    cuda = ctypes.CDLL(memory.CUDA_RUNTIME)
-    cuda.cudaGetErrorString.restype = ctypes.c_char_p
-    return cuda
+_cuda = functools.partial(_library, memory.CUDA_RUNTIME, "cudaGetErrorString")
 
 
 def _check(code: int) -> None:
