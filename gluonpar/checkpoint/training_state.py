@@ -26,7 +26,7 @@ from mxnet import gluon
 from gluonpar import cluster
 from gluonpar.checkpoint import files, npz_file, optimizer_states
 from gluonpar.install import __version__
-from gluonpar.runtime import memory, private_fields, set_values
+from gluonpar.runtime import memory, private_fields
 
 FORMAT = 1
 _SAVES = "save_checkpoint, which all ranks must call"
@@ -122,7 +122,7 @@ def load_checkpoint(
         rng.set_state(generator)
     if isinstance(params, gluon.Block):
         # As Parameter.set_data does: a Trainer's kvstore or states may have copies of weights.
-        set_values.note(params.collect_params().values())
+        private_fields.note_set(params.collect_params().values())
         for owner in {*map(private_fields.trainer, params.collect_params().values())} - {None}:
             private_fields.forget_kvstore_values(owner)
     of_all: list[int] = []  # how many devices each rank has

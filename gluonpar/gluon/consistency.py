@@ -22,7 +22,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluonpar import cluster
-from gluonpar.runtime import private_fields, set_values, used_numbers
+from gluonpar.runtime import private_fields, used_numbers
 
 _numbers = itertools.count(1)
 # Parameters whose initial values are rank 0's, and their names in errors.
@@ -46,7 +46,7 @@ class Identity:
         self.name = f"Trainer {next(_numbers)} ({', '.join([*self.names.values()][:3])}{more})"
         alike = filter(private_fields.differentiable, params)
         self._alike = [(f"value of {self.names[param]}", param) for param in alike]
-        self._has_compared, self._num_set = False, [*map(set_values.count, params)]
+        self._has_compared, self._num_set = False, [*map(private_fields.times_set, params)]
 
     def check(self, **options: Any) -> None:
         """Raise ValueError on all ranks if Trainers differ; the first call waits for all ranks."""
@@ -64,7 +64,7 @@ class Identity:
         """
         if not self.name:
             return {}
-        before, self._num_set = self._num_set, [*map(set_values.count, self.names)]
+        before, self._num_set = self._num_set, [*map(private_fields.times_set, self.names)]
         named = self.names.items()
         reqs = {name: param.grad_req for param, name in named if param.grad_req != "write"}
         arrays = {name: private_fields.values(param)[0] for name, param in self._alike}

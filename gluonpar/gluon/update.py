@@ -22,7 +22,7 @@ from mxnet import gluon, nd
 from mxnet.optimizer import LARS, LBSGD, NAG, SGD, SGLD, Nadam, Optimizer, Signum, ccSGD
 
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.runtime import devices, private_fields, set_values, used_numbers
+from gluonpar.runtime import devices, private_fields, used_numbers
 
 Note = Callable[[Sequence[int], used_numbers.Calls], None]
 
@@ -129,7 +129,7 @@ class Updater(mx.optimizer.Updater):
     def prepare(self, i: int, weight: mx.nd.NDArray) -> Any:
         """Return the state of parameter ``i``, complete and on the context of ``weight``."""
         optimizer, state = self.optimizer, self.states.get(i)
-        num_set = set_values.count(optimizer.param_dict.get(i))
+        num_set = private_fields.times_set(optimizer.param_dict.get(i))
         if i not in self.states:
             state = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
             self.compared[i] = num_set

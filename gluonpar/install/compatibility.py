@@ -1,8 +1,17 @@
-"""NumPy's former names, and what else MXNet 1.9.1 needs on newer versions of NumPy and Python.
+"""What MXNet 1.9.1 needs on newer versions of NumPy and Python.
 
-MXNet reads names that NumPy has since removed, some when it is imported and some in its functions,
-and it imports ``distutils``. :func:`install` lets MXNet's modules, and no others, import a copy of
-the module ``numpy`` with these names. A program's own ``numpy`` stays as it is.
+:func:`install` changes how MXNet's modules, and no others, are imported. An example of each repair:
+
+- MXNet reads ``numpy.bool``, which NumPy 1.24 removed: its modules import a copy of ``numpy`` that
+  has the former names (``_numpy_1``). The program's own ``numpy`` stays as it is.
+- MXNet imports ``distutils.version``, which Python 3.12 removed: versions are tuples of numbers.
+- ``mx.nd.zeros((np.int64(2),))`` passes the shape as text, under NumPy 2 as "(np.int64(2),)", which
+  MXNet's library cannot read: ``str`` is :func:`_text` in the modules that write such text.
+- A metric's sum that begins as 0.0 becomes float32 under NumPy 2 if ``np.float32`` is added to it,
+  and loses digits: it is kept as ``np.float64`` (``_sum``).
+- Python 3.14 does not fork a DataLoader's workers, but MXNet's workers give arrays back as files
+  that only a child of the same process can map (``_forking``).
+- Python 3.12 warns of ``'\\['`` in MXNet's source: it is compiled without warnings.
 """
 
 from __future__ import annotations
@@ -15,18 +24,19 @@ import re
 import sys
 import types
 import warnings
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 
 @functools.lru_cache(None)
 def install(
     before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None
 ) -> None:
-    """Let the modules of MXNet that are imported from now on see NumPy's former names.
+    """Make MXNet's modules importable that are imported from now on.
 
-    Before MXNet is imported ``before`` is called, and then ``after``. NumPy is imported with MXNet.
+    ``before`` is called before MXNet is imported, and ``after`` afterwards. Imports no NumPy.
     """
-    sys.meta_path.insert(0, _Finder(before, after))
+    _Loader.before, _Loader.after = staticmethod(before), staticmethod(after)
+    sys.meta_path.insert(0, _Finder)
 
 
 def _numpy_1() -> types.ModuleType:
@@ -35,11 +45,11 @@ def _numpy_1() -> types.ModuleType:
 
     copy = types.ModuleType(np.__name__, np.__doc__)
     vars(copy).update(vars(np), __getattr__=functools.partial(getattr, np))
-    # NumPy 1.20 removed these functions, which MXNet only reads; numpy-financial has them.
+    # NumPy 1.20 removed these functions, which MXNet reads and never calls.
     financial = ("mirr", "npv", "pmt", "ppmt", "pv", "rate")
     vars(copy).update({name: vars(np).get(name) for name in financial})
     vars(copy).update(
-        {"bool": bool, "int": int},  # NumPy 2 has a bool of its own, of which True is no instance
+        {"bool": bool, "int": int},  # True is no instance of NumPy 2's own bool
         **{"Inf": np.inf, "PINF": np.inf, "NINF": -np.inf, "NAN": np.nan, "NaN": np.nan},
         **{"PZERO": 0.0, "NZERO": -0.0, "alltrue": np.all, "sometrue": np.any},
         **{"product": np.prod, "round_": np.round, "msort": lambda a: np.sort(a, axis=0)},
@@ -51,68 +61,54 @@ def _numpy_1() -> types.ModuleType:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version, which compare as distutils's classes do."""
+    """Return the numbers of a version, which compare as distutils' classes do."""
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
+@functools.lru_cache(None)
+def _builtins() -> dict[str, Any]:
+    """Return Python's built-in names, with an ``__import__`` for MXNet's modules."""
+    numpy = _numpy_1()
+    versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
+    replaced = {"numpy": numpy, "distutils.version": versions}
+
+    def import_for_mxnet(name: str, globals: Any, locals: Any, fromlist: Any, level: int) -> Any:
+        if level == 0 and name in replaced:
+            return replaced[name]
+        imported = builtins.__import__(name, globals, locals, fromlist, level)
+        # `import numpy.random` returns `numpy`.
+        return numpy if imported is sys.modules["numpy"] else imported
+
+    return {**vars(builtins), "__import__": import_for_mxnet}
+
+
 class _Finder:
-    """Finds MXNet's modules as Python does, and lets them import the names they need."""
+    """Finds MXNet's modules as Python does, and has :class:`_Loader` load them."""
 
-    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        self.before, self.after = before, after
-
-    @functools.cached_property
-    def builtins(self) -> dict[str, Any]:
-        """Python's built-in names, with an ``__import__`` for MXNet's modules."""
-        numpy = _numpy_1()
-        versions = types.SimpleNamespace(StrictVersion=version, LooseVersion=version)
-        replaced = {"numpy": numpy, "distutils.version": versions}
-
-        def import_for_mxnet(
-            name: str,
-            globals: Any = None,
-            locals: Any = None,
-            fromlist: Sequence[str] = (),
-            level: int = 0,
-        ) -> Any:
-            if level == 0 and name in replaced:
-                return replaced[name]
-            imported = builtins.__import__(name, globals, locals, fromlist, level)
-            # `import numpy.random` binds `numpy`.
-            return numpy if imported is sys.modules["numpy"] else imported
-
-        return {**vars(builtins), "__import__": import_for_mxnet}
-
-    def find_spec(
-        self, name: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's spec, if it is one of MXNet's, as the other finders find it."""
+    @staticmethod
+    def find_spec(name: str, *where: Any) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] != "mxnet":
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-                    loader = spec.loader = _Loader(spec.loader.name, spec.loader.path)
-                    loader.finder = self
-                return spec
-        return None
+        spec = importlib.machinery.PathFinder.find_spec(name, *where)
+        if spec and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a module's code with the built-in names of its ``finder``."""
+    """Runs a module's code with :func:`_builtins`, and repairs what the code has defined."""
 
-    finder: _Finder
+    before: Callable[[], None]
+    after: Callable[[], None]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run the module's code; under NumPy 2 change how it writes attributes and adds metrics."""
         if module.__name__ == "mxnet":
-            self.finder.before()
+            self.before()
         names = vars(module)
-        names["__builtins__"] = self.finder.builtins
+        names["__builtins__"] = _builtins()
         super().exec_module(module)
         if module.__name__ == "mxnet":
-            self.finder.after()
+            self.after()
         if module.__name__ == "mxnet.gluon.data.dataloader" and sys.version_info >= (3, 14):
             names["multiprocessing"] = _forking(names["multiprocessing"])
         if version(sys.modules["numpy"].__version__) < (2,):
@@ -124,29 +120,25 @@ class _Loader(importlib.machinery.SourceFileLoader):
                 setattr(names["EvalMetric"], name, _sum(f"_{name}"))
 
     def get_code(self, fullname: str) -> types.CodeType | None:
-        """Compile without warnings: Python 3.12 and later warn of ``'\\['``."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return super().get_code(fullname)
 
 
 def _forking(multiprocessing: types.ModuleType) -> types.SimpleNamespace:
-    """Return a copy of the module that forks, as Python did by default up to version 3.13.
-
-    MXNet's workers give arrays back as files that only a child of the same process can map.
-    """
+    """Return a copy of the module that forks, as Python did by default up to version 3.13."""
     fork = multiprocessing.get_context("fork")
     forks = {"Pool": fork.Pool, "Process": fork.Process, "get_context": lambda: fork}
     return types.SimpleNamespace(**{**vars(multiprocessing), **forks})
 
 
 def _text(value: object) -> str:
-    """Return ``str(value)``, in a tuple or list without the types of NumPy's numbers."""
+    """Return ``str(value)``, without the types of NumPy's numbers in a tuple or list."""
     text = str(value)
     if "np." in text and isinstance(value, (tuple, list)):
         import numpy as np
 
-        legacy: Any = "1.25"  # a value that the types of NumPy 1 do not have
+        legacy: Any = "1.25"  # NumPy 1's types do not know this value
         with np.printoptions(legacy=legacy):
             return str(value)
     return text
@@ -162,8 +154,8 @@ class _TextType(type):
         return isinstance(value, str)
 
 
-# The modules that give operators' attributes, such as shapes, to MXNet's library as text, and what
-# ``str`` is there. The first is on the path of every operator.
+# The modules that pass operators' attributes, such as shapes, to MXNet's library as text, and what
+# ``str`` is there. Every operator calls the first; the last also calls ``isinstance(value, str)``.
 _WRITE_ATTRIBUTES = {
     "mxnet._ctypes.ndarray": _text,
     "mxnet._ctypes.symbol": _text,
@@ -173,7 +165,7 @@ _WRITE_ATTRIBUTES = {
 
 
 def _sum(name: str) -> property:
-    """Return a property that keeps floats as float64 in ``name``, so that sums are in float64."""
+    """Return a property that keeps floats as float64 in the attribute ``name``."""
     import numpy as np
 
     def set_sum(metric: object, value: object) -> None:

@@ -1,8 +1,8 @@
 """The GPUs of this machine, as the NVIDIA driver reports them.
 
-Used before MXNet is installed, so only the standard library is imported here. The driver is called
-through libcuda.so.1, which applies CUDA_VISIBLE_DEVICES: the GPUs listed are those that MXNet will
-see. `nvidia-smi` ignores that variable, and may not be installed.
+This module is used before MXNet is installed, so it imports only the standard library. It calls the
+driver through libcuda.so.1, which applies CUDA_VISIBLE_DEVICES: it lists the GPUs that MXNet will
+see. `nvidia-smi` ignores that variable and may not be installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LIBRARY = "libcuda.so.1"
 
 
 def version(pair: tuple[int, int]) -> str:
-    """Return two numbers in the form of a version, such as '11.2'."""
+    """Return two numbers as a version, such as '11.2'."""
     return f"{pair[0]}.{pair[1]}"
 
 
@@ -35,12 +35,12 @@ _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINO
 
 
 class DriverError(RuntimeError):
-    """There is no driver, or a function of it failed with a CUresult, such as 803."""
+    """There is no driver, or one of its functions failed with a CUresult, such as 803."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU: its index (MXNet's ``mx.gpu(index)``), name and compute capability, e.g. (7, 5)."""
+    """A GPU: its index for ``mx.gpu(index)``, its name and its compute capability, e.g. (7, 5)."""
 
     index: int
     name: str
@@ -56,7 +56,7 @@ def usable(gpu: Gpu) -> bool:
 
 
 def cuda_version() -> tuple[int, int]:
-    """Return the newest CUDA version that the driver supports, e.g. (12, 4); errors as gpus()."""
+    """Return the newest CUDA version that the driver supports, e.g. (12, 4); raise as gpus()."""
     number = _get("cuDriverGetVersion")
     return number // 1000, number % 1000 // 10
 
@@ -64,9 +64,8 @@ def cuda_version() -> tuple[int, int]:
 def gpus() -> list[Gpu]:
     """Return the GPUs that programs may use, in CUDA's order.
 
-    Empty if there is a driver, but no GPU in the machine, or if CUDA_VISIBLE_DEVICES hides them.
-    Starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
-
+    The list is empty if the machine has a driver but no GPU, or if CUDA_VISIBLE_DEVICES hides them.
+    This starts CUDA in the process (cuInit), so a process forked from it later cannot use a GPU.
     Raises DriverError if a function of the driver fails, or if there is no driver.
     """
     if _call("cuInit", 0, also=_NO_DEVICE) == _NO_DEVICE:
@@ -81,7 +80,7 @@ def gpus() -> list[Gpu]:
 
 
 def peers(indices: Iterable[int]) -> set[tuple[int, int]]:
-    """Return the pairs (i, j) of these GPUs where i may write to j's memory; errors as gpus().
+    """Return the pairs (i, j) of these GPUs where i may write to j's memory, or raise DriverError.
 
     GPUs with peer access in both directions copy directly to each other, others through the host.
     """
@@ -92,14 +91,14 @@ def peers(indices: Iterable[int]) -> set[tuple[int, int]]:
 
 
 def staged(indices: Iterable[int], direct: Collection[tuple[int, int]]) -> str:
-    """Return a line that names the pairs not in ``direct`` both ways; "" if there are none."""
+    """Return a line that names the pairs that are not in ``direct`` both ways; "" if all are."""
     pairs = itertools.combinations(sorted(indices), 2)
     names = [f"{i}-{j}" for i, j in pairs if not {(i, j), (j, i)} <= set(direct)]
     return f"no peer access: copies of GPUs {', '.join(names)} go through the host" if names else ""
 
 
 def why_unusable() -> str:
-    """Return, in one line, why mxnet-cu112 cannot use any GPU here; "" if it can."""
+    """Return one line that says why mxnet-cu112 cannot use any GPU here; "" if it can."""
     try:
         shown, cuda = gpus(), cuda_version()
     except DriverError as error:
@@ -127,7 +126,7 @@ def _get(function: str, *arguments: int) -> int:
 
 
 def _call(function: str, *arguments: Any, also: int = 0) -> int:
-    """Return the function's result, which must be 0 or ``also``."""
+    """Call a function of the driver; return its result. Raises DriverError unless 0 or ``also``."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Prepare the process for MXNet: NumPy 1, CUDA's libraries, settings.
+"""Prepares the process for MXNet: NumPy's former names, CUDA's libraries, settings.
 
-``import gluonpar`` calls :func:`install`, which imports neither MXNet nor NumPy. The process is
-prepared when MXNet is imported, by the program or by :func:`start`. Then gluonpar's modules that
-give MXNet's classes something are imported. The environment is never overridden.
+``import gluonpar`` calls :func:`install`, which imports neither MXNet nor NumPy. When MXNet is
+imported, by the program or by :func:`start`, the process is prepared before, and afterwards the
+modules of gluonpar that extend MXNet's classes are imported. Variables of the environment that are
+set stay as they are.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ INSTALL = (
     "GPUs of compute capability 5.0 to 8.9)"
 )
 
-# How often libgomp's threads look for work before they sleep. Its 300,000 are some milliseconds,
-# in which another program, or another context's threads, could compute.
+# How often libgomp's threads look for work before they sleep. By default it is 300,000 times, some
+# milliseconds in which another program, or another context's threads, could compute.
 SPIN = {"GOMP_SPINCOUNT": "1000"}
 
-# An MXNet with CUDA counts the GPUs in the first backward of CPU devices too, only to print hints,
+# MXNet with CUDA counts the GPUs in the first backward, also on CPU devices, only to print hints,
 # and fails there if the driver does. gluonpar.runtime.devices gives the hints.
 CUDA_SETTINGS = {"MXNET_CUDA_LIB_CHECKING": "0", "MXNET_CUDNN_LIB_CHECKING": "0"}
 
 # MXNet compiles the elementwise operators of a graph into one kernel, in the first step, by NVRTC.
-# The driver must be as new as NVRTC; for everything else in MXNet any driver of CUDA 11 will do.
+# For this the driver must be as new as NVRTC; for all else in MXNet any driver of CUDA 11 will do.
 WITHOUT_FUSION = {"MXNET_USE_FUSION": "0"}
 
-# What gives MXNet's classes something, and what is imported without MXNet.
-_GIVES = "gluonpar.adapters", "gluonpar.batch_norm", "gluonpar.gluon"
+# The packages that extend MXNet's classes, and the names in gluonpar that do without MXNet.
+_EXTEND = "gluonpar.adapters", "gluonpar.batch_norm", "gluonpar.gluon"
 _WITHOUT_MXNET = {"__main__", "diagnostics", "install", "options", "plans", "training"}
 
 
 def install() -> None:
-    """Have the process prepared when MXNet is imported; if it has been, give its classes all."""
-    compatibility.install(_prepare, _give)
+    """Prepare the process when MXNet is imported, or now, if it has been."""
+    compatibility.install(_prepare, _extend)
     if "mxnet" in sys.modules:
         start()
         _prepare()  # for child processes
-        _give()
+        _extend()
     else:
         sys.meta_path.insert(0, _Finder())
 
@@ -57,7 +58,7 @@ def start() -> None:
     """Import MXNet; a second call does nothing.
 
     Raises ImportError, with the remedy, if MXNet is missing, installed twice or cannot be imported,
-    or if this is no x86-64 machine.
+    or if the machine is not x86-64.
     """
     if platform.machine() != "x86_64":
         raise ImportError(
@@ -67,7 +68,7 @@ def start() -> None:
     wheel = _installed_wheel()
     try:
         import mxnet  # noqa: F401
-    except Exception as error:  # importing damaged files may raise any
+    except Exception as error:  # damaged files may raise any exception
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
         raise ImportError(f"{wheel} cannot be loaded: {reason}. {_remedy(error, wheel)}") from error
 
@@ -77,53 +78,44 @@ def _prepare() -> None:
         os.environ.setdefault(name, value)
     if wheels.need_cuda():
         wheels.load_cuda_libraries()
-    # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, and MXNet
-    # stops and starts its engine at a fork; the number of threads could no longer be set.
+    # MXNet imports it last, and it may run lscpu. Under Python 3.8 and 3.9 that forks, at which
+    # MXNet stops and starts its engine; the number of threads could no longer be set.
     importlib.import_module("numpy.testing")
 
 
-def _give() -> None:
-    for name in _GIVES:
+def _extend() -> None:
+    for name in _EXTEND:
         importlib.import_module(name)
 
 
-class _Finder:
+class _Finder(importlib.abc.Loader):
     """Imports MXNet before a module of gluonpar that needs it.
 
-    Else that module would import MXNet, and be incomplete when :func:`_give` needs it.
+    Otherwise that module would import MXNet, and :func:`_extend` would find it incomplete. If
+    :func:`_extend` has imported the very module that Python looks for, it is not run again.
     """
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec of the module if it was imported with MXNet, and None otherwise."""
         package, *place = name.split(".")
         if package != "gluonpar" or place[0] in _WITHOUT_MXNET or "mxnet" in sys.modules:
             return None
         start()
-        module = sys.modules.get(name)
-        if module is None:
+        if name not in sys.modules:
             return None
-        # Python takes the spec of a module that is there, and would run it again by its own.
-        spec = module.__spec__ = importlib.machinery.ModuleSpec(name, _Imported(module))
+        module, spec = sys.modules[name], importlib.machinery.ModuleSpec(name, self)
+        # Python would prefer the module's own spec to one that is returned.
+        spec.loader_state, module.__spec__ = module.__spec__, spec
         return spec
 
-
-class _Imported(importlib.abc.Loader):
-    """Loads a module that has been imported while it was looked for."""
-
-    def __init__(self, module: types.ModuleType) -> None:
-        self.module, self.spec = module, module.__spec__
-
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Return the module."""
-        return self.module
+        return sys.modules[spec.name]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Keep the module as it is."""
-        module.__spec__ = self.spec
+        module.__spec__ = module.__spec__ and module.__spec__.loader_state  # its own again
 
 
 def settings() -> dict[str, str]:
-    """Return the environment variables that are set, unless set, for this MXNet."""
+    """Return the environment variables that this MXNet needs, unless the user has set them."""
     wanted = {} if "OMP_WAIT_POLICY" in os.environ else SPIN
     if not wheels.need_cuda():
         return wanted
@@ -131,8 +123,8 @@ def settings() -> dict[str, str]:
 
 
 def _fusion_works() -> bool:
-    """Return whether the driver accepts the output of the CUDA compiler in the process."""
-    if os.environ.get("GLUONPAR_CUDA") == "system":  # a compiler of any version
+    """Return whether the driver accepts what the process's CUDA compiler makes."""
+    if os.environ.get("GLUONPAR_CUDA") == "system":  # the compiler may have any version
         return False
     try:
         return driver.cuda_version() >= (11, 8)  # the version of nvidia-cuda-nvrtc-cu11

@@ -1,4 +1,4 @@
-"""The installed wheels of MXNet, found without importing it, and the libraries they link to.
+"""Finds the installed wheels of MXNet without importing it, and the libraries they link to.
 
 CUDA 11's libraries come from PyPI's ``nvidia-*-cu11`` wheels, in ``site-packages/nvidia/*/lib``,
 where the loader does not look. A library loaded by its path with RTLD_GLOBAL satisfies later
@@ -18,18 +18,16 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# Commands that install MXNet. gluonpar itself requires all that MXNet needs, and without MXNet's
-# bound for NumPy, which has no wheels for Python 3.13: there the extra cu112 has only the CUDA
-# libraries.
+# Commands that install MXNet. Its metadata ask for NumPy 1, which has no wheels for Python 3.13, so
+# there the extra cu112 has only the CUDA libraries; gluonpar itself requires what MXNet needs.
 CPU = "pip install --no-deps mxnet==1.9.1"
 CUDA = "in a clone of gluonpar pip install -e '.[cu112]'"
 if sys.version_info >= (3, 13):
     CUDA += " and pip install --no-deps mxnet-cu112==1.9.1"
 
-# In order of dependency: each needs only those before it. cuDNN would load its parts at their first
-# use, possibly those of another cuDNN on LD_LIBRARY_PATH: then the process aborts ("Could not load
-# symbol cudnnOpsInferVersionCheck"), or the versions do not match.
-_CUDNN_PARTS = ("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer", "adv_train")
+# In order of dependency: each needs only libraries before it. cuDNN would load its parts at their
+# first use, possibly another cuDNN's parts on LD_LIBRARY_PATH: then the process aborts ("Could not
+# load symbol cudnnOpsInferVersionCheck"), or the versions do not match.
 CUDA_LIBRARIES = (
     "libcudart.so.11.0",
     "libcublasLt.so.11",
@@ -42,7 +40,7 @@ CUDA_LIBRARIES = (
     "libnvToolsExt.so.1",
     "libnccl.so.2",
     "libcudnn.so.8",
-    *(f"libcudnn_{part}.so.8" for part in _CUDNN_PARTS),
+    *(f"libcudnn_{a}_{b}.so.8" for a in ("ops", "cnn", "adv") for b in ("infer", "train")),
 )
 
 # gcc's libraries and their Debian packages; minimal systems lack the first two.
@@ -55,7 +53,7 @@ GCC_PACKAGES = {
 
 
 def package() -> Path | None:
-    """Return the folder of the package ``mxnet`` that an import would take, or None."""
+    """Return the folder of the package ``mxnet`` that would be imported, or None."""
     spec = importlib.machinery.PathFinder.find_spec("mxnet")
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
@@ -86,7 +84,7 @@ def load_cuda_libraries() -> None:
 
 
 def load_cuda_library(name: str) -> Path:
-    """Load one library for the whole process; return its path, or its name if it has no path here.
+    """Load one library for the whole process; return its path, or its name if PyPI's is not used.
 
     The library comes from PyPI's wheels, if they are installed. With GLUONPAR_CUDA='system' it is
     the library that the system's loader finds (LD_LIBRARY_PATH, ldconfig), or else PyPI's, since a

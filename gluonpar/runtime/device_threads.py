@@ -1,13 +1,14 @@
 """One Python thread per context, kept for the life of the process.
 
-MXNet gives each thread that pushes operators its own workspaces (``runtime/heap.py``) and its own
-random generators, which all CPU contexts share. So an operator that is pushed from its device's
+MXNet gives each thread that pushes operators workspaces (:mod:`gluonpar.runtime.heap`) and random
+generators of its own, which all CPU contexts share. So an operator that is pushed from its device's
 thread waits for another device's operator only to read an array that it writes.
 
 ``mx.random.seed`` seeds the generators of the calling thread. Functions of MXNet's C interface are
-replaced here, so that it seeds all devices' threads, too, and each rank of a job differently. MXNet
-starts a GPU's generators from the 32-bit number ``127 * seed + device_id``, and those of all CPU
-contexts from ``127 * seed``. Each has 1,024 parts, which start from this and the following numbers.
+replaced here, so that it also seeds all devices' threads, and each rank of a job differently. MXNet
+starts a GPU's generators from the 32-bit number ``127 * seed + device_id``, and the generators of
+all CPU contexts from ``127 * seed``. Each generator has 1,024 parts, which start from this number
+and the following ones.
 """
 
 from __future__ import annotations
@@ -29,15 +30,13 @@ from gluonpar.runtime import heap, tape
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts, so that no two parts start alike
 _GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1 in 32 bits: the next GPU's number
 
-_threads: dict[mx.Context, _DeviceThread] = {}
-_this = threading.local()  # .ctx: the context of a device's thread
-# By context, or for "all": the number of the call that set the seed, and the seed.
-_seeds: dict[Any, tuple[int, int]] = {"all": (0, 0)}
+_threads: dict[mx.Context, queue.SimpleQueue] = {}  # what each device's thread is to call
+_this = threading.local()  # in a device's thread .ctx, and .seed, which it has used
+# The last seed for all contexts, and the seeds that single contexts were given since. A seed is a
+# list of one number; each call makes a new list, by which a thread knows that it must seed again.
+_seeds: dict[Any, list[int]] = {"all": [0]}
 _seed_all, _seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
-
-
-def _numbers() -> tuple[int, int]:  # of number_from()
-    return 0, 0
+_numbers: Callable[[], tuple[int, int]] | None = None  # see number_from()
 
 
 def current() -> mx.Context | None:
@@ -46,18 +45,18 @@ def current() -> mx.Context | None:
 
 
 def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
-    """Return ``function(*arguments)``, called on the thread of ``ctx``; waits for it.
+    """Call ``function(*arguments)`` on the thread of ``ctx``, and return or raise what it does.
 
-    Inside, ``ctx`` is the current context, and autograd's and NumPy's modes are the caller's. An
-    exception of the function is raised here.
+    Inside, ``ctx`` is the current context, and autograd's and NumPy's modes are the caller's.
     """
     if current() == ctx:
         with mx.Context(ctx):
             return function(*arguments)
     if ctx not in _threads:
-        _threads[ctx] = _DeviceThread(ctx)
-    # MXNet has these settings per thread.
-    np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()
+        _threads[ctx] = queue.SimpleQueue()
+        name = f"gluonpar {ctx}"  # no executor, for which the end of the process would wait
+        threading.Thread(target=_serve, args=(ctx, _threads[ctx]), name=name, daemon=True).start()
+    np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()  # MXNet has them per thread
     recording, training = autograd.is_recording(), autograd.is_training()
     program, mode = tape.this_thread.program, autograd.record if recording else autograd.pause
 
@@ -67,49 +66,41 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
             return function(*arguments)
 
     future: concurrent.futures.Future = concurrent.futures.Future()
-    _threads[ctx].calls.put((in_scope_of_caller, future))
+    _threads[ctx].put((in_scope_of_caller, future))
     return future.result()
 
 
-class _DeviceThread(threading.Thread):
-    """The thread of one context; unlike an executor's, the process may end while it works."""
+def _serve(ctx: mx.Context, calls: queue.SimpleQueue) -> None:
+    """Be the thread of ``ctx``: make the calls that :func:`call` puts into the queue."""
+    _this.ctx, _this.seed = ctx, None
+    heap.widen()
+    while True:
+        function, future = calls.get()
+        try:
+            _seed()
+            with mx.Context(ctx):  # a new object: one that is entered twice cannot be left
+                future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+        del function, future  # releases the task's arrays, which may be large
 
-    def __init__(self, ctx: mx.Context) -> None:
-        super().__init__(name=f"gluonpar {ctx}", daemon=True)
-        self._ctx, self._seeded = ctx, -1  # the number of the call whose seed it has
-        self.calls: queue.SimpleQueue[tuple[Callable, concurrent.futures.Future]]
-        self.calls = queue.SimpleQueue()
-        self.start()
 
-    def run(self) -> None:
-        """Make the calls of :func:`call`."""
-        _this.ctx = self._ctx
-        heap.widen()
-        while True:
-            function, future = self.calls.get()
-            try:
-                self._seed()
-                with mx.Context(self._ctx):  # a copy, as one that is entered again cannot be left
-                    future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-            del function, future  # the arrays of a task may be large
-
-    def _seed(self) -> None:
-        """Seed this thread's generators, if a seed was set since the last time."""
-        (call, seed), of_context = _seeds["all"], _seeds.get(self._ctx, (-1, 0))
-        if max(call, of_context[0]) <= self._seeded:
-            return
-        self._seeded = max(call, of_context[0])
-        if call < of_context[0]:
-            _seed_context(of_context[1], self._ctx.device_typeid, self._ctx.device_id)
-        else:
-            _seed_apart(seed, self._ctx)
+def _seed() -> None:
+    """Seed this device's generators, if a seed was set since the last time."""
+    ctx, seeds = _this.ctx, _seeds  # which another thread may replace
+    seed = seeds.get(ctx, seeds["all"])
+    if seed is _this.seed:
+        return
+    _this.seed = seed
+    if ctx in seeds:
+        _seed_context(seed[0], ctx.device_typeid, ctx.device_id)
+    else:
+        _seed_apart(seed[0], ctx)
 
 
 def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
-    """Seed this thread's generators; ``ctx`` is its device, or None. Returns 0 on success."""
-    first, before = _numbers()
+    """Seed this thread's generators as those of the device ``ctx``. Return 0 on success."""
+    first, before = _numbers() if _numbers else (0, 0)
     cpu = before + ctx.device_id if ctx and ctx.device_type == "cpu" else first
     failed = _seed_all(ctypes.c_int(seed + before * _GPU_STRIDE))
     return failed or (_seed_context(ctypes.c_int(seed + cpu * _CPU_STRIDE), 1, 0) if cpu else 0)
@@ -121,25 +112,24 @@ def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
     ``numbers()`` returns the number of this rank's first device, and the difference between a
     device's number and its ``device_id``. A context with a seed of its own keeps that.
     """
-    global _numbers
-    _numbers = numbers
-    last = max(_seeds.values())[0] + 1
-    _seeds.update((where, (last + call, value)) for where, (call, value) in [*_seeds.items()])
-    _seed_apart(_seeds["all"][1])
+    global _numbers, _seeds
+    _numbers, _seeds = numbers, {where: [*seed] for where, seed in _seeds.items()}
+    _seed_apart(_seeds["all"][0])
     # cuDNN's dropout takes its seed from C's rand() when a thread first uses it on a GPU.
-    ctypes.CDLL(None).srand(1 + numbers()[0])  # 1 is C's own
+    ctypes.CDLL(None).srand(1 + numbers()[0])  # C's own seed is 1
 
 
 def _seed_threads(seed: Callable) -> Callable:
-    """Return a function that does as MXNet's ``seed``, and seeds the devices' threads, too."""
+    """Return a function that does what MXNet's ``seed`` does, and seeds the devices' threads."""
 
     @functools.wraps(seed)
     def seeded(value: ctypes.c_int, *context: int) -> int:
-        if current() is None:
-            where = mx.Context(mx.Context.devtype2str[context[0]], context[1]) if context else "all"
-            _seeds[where] = (max(_seeds.values())[0] + 1, value.value)
-            if not context:
-                return _seed_apart(value.value)
+        global _seeds
+        if current() is None and context:
+            _seeds[mx.Context(mx.Context.devtype2str[context[0]], context[1])] = [value.value]
+        elif current() is None:
+            _seeds = {"all": [value.value]}
+            return _seed_apart(value.value)
         return seed(value, *context)
 
     return seeded

@@ -1,4 +1,4 @@
-"""Choosing and checking contexts, why a GPU cannot be used, and settings of GPUs."""
+"""Chooses and checks contexts, says why a GPU cannot be used, and sets up GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 
-from gluonpar.install import driver
+from gluonpar.install import driver, wheels
 from gluonpar.options import DEVICES
 from gluonpar.runtime import memory
 
@@ -20,14 +20,14 @@ _ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
 
 
 class DeviceChoice(NamedTuple):
-    """The chosen contexts, and a one-line notice to show the user ("" for none)."""
+    """The chosen contexts, and a notice of one line to show to the user, or ""."""
 
     ctx: tuple[mx.Context, ...]
     notice: str = ""
 
 
 def as_list(ctx: mx.Context | Sequence[mx.Context]) -> list[mx.Context]:
-    """Return ``ctx``, one context or a list of them as in Gluon, as a non-empty list.
+    """Return a non-empty list of contexts; ``ctx`` is one context or a list, as in Gluon.
 
     Raises TypeError if an entry is not a context, and ValueError for an empty list.
     """
@@ -53,15 +53,12 @@ def check_distinct(ctx: Sequence[mx.Context]) -> None:
 
 
 def gpus_present() -> list[int]:
-    """Return the ids of the GPUs that MXNet can use; for why there are none :func:`why_no_gpu`."""
-    try:
+    """Return the ids of the GPUs that MXNet can use. :func:`why_no_gpu` says why there are none."""
+    count = 0
+    with contextlib.suppress(mx.base.MXNetError):
         count = mx.context.num_gpus()
-    except mx.base.MXNetError:
-        count = 0
-    if not count:
-        return []  # the driver may be missing
-    unusable = {gpu.index for gpu in driver.gpus() if not driver.usable(gpu)}
-    return [i for i in range(count) if i not in unusable]
+    shown = driver.gpus() if count else []  # without a GPU the driver may be missing
+    return [gpu.index for gpu in shown if gpu.index < count and driver.usable(gpu)]
 
 
 def choose(
@@ -71,8 +68,8 @@ def choose(
 
     ``device='gpu'`` requires GPUs, and ``device='cpu'`` gives CPU contexts. ``'auto'`` gives GPUs
     if MXNet can use any here, otherwise as many CPU contexts, with a notice. Without ``num_gpus``
-    and ``gpus``: all GPUs, or one CPU context. Raises ValueError if the request cannot be met, also
-    if there are GPUs, but too few.
+    and ``gpus`` it gives all GPUs, or one CPU context. Raises ValueError if the request cannot be
+    met, for example if there are too few GPUs.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -119,19 +116,18 @@ def _by_id(ids: list[int]) -> tuple[mx.Context, ...]:
 
 
 def why_no_gpu() -> str:
-    """Return, in one line, why MXNet can use no GPU here and what to do about it."""
+    """Return one line that says why MXNet can use no GPU here, and what to do about it."""
     reason = driver.why_unusable()
     if reason:
         return reason
-    gpu, fault = next(filter(driver.usable, driver.gpus())), "finds none: see gluonpar doctor"
+    fault = "finds none: see gluonpar doctor"
     if not mx.runtime.Features().is_enabled("CUDA"):
-        fault = "was built without CUDA: pip uninstall -y mxnet, then in a clone pip install -e "
-        fault += "'.[cu112]'"
-    return f"{gpu} is present, but MXNet {fault}"
+        fault = f"was built without CUDA: pip uninstall -y mxnet, then {wheels.CUDA}"
+    return f"{next(filter(driver.usable, driver.gpus()))} is present, but MXNet {fault}"
 
 
 def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
-    """Enable direct copies between the GPUs of ``ctx`` where possible; return these pairs of ids.
+    """Enable direct copies between GPUs of ``ctx``; return the pairs of ids where this is possible.
 
     MXNet enables peer access only in its kvstore 'device'; without it every ``copyto`` between two
     GPUs goes through the host's memory. Does nothing with ``MXNET_ENABLE_GPU_P2P=0``.
@@ -140,7 +136,7 @@ def enable_peers(ctx: Sequence[mx.Context]) -> frozenset[tuple[int, int]]:
 
 
 def staged(ctx: Sequence[mx.Context]) -> str:
-    """Say which copies between GPUs of ``ctx`` go through the host's memory; "" if none does."""
+    """Return a line naming GPUs of ``ctx`` whose copies go through the host; "" if none do."""
     return driver.staged(_gpus(ctx), enable_peers(ctx))
 
 
@@ -165,11 +161,11 @@ def _enable_peers(gpus: frozenset[int]) -> frozenset[tuple[int, int]]:
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Use only cuDNN's deterministic algorithms, so that GPUs give the same bits each time.
+    """Let MXNet use only deterministic algorithms inside: GPUs give the same bits each time.
 
-    By default MXNet takes the fastest algorithm for each shape of a convolution; some algorithms,
-    also of the backward of max pooling, add in another order each time. MXNet keeps its choice for
-    a shape until the process ends, so this does not affect earlier shapes. Waits at the start.
+    By default MXNet takes the fastest algorithm for each shape of a convolution; some algorithms of
+    cuDNN, max pooling's backward included, add in another order each time. MXNet keeps its choice
+    for a shape until the process ends, so this does not affect earlier shapes. Waits at the start.
     """
     mx.nd.waitall()  # setenv may move the environment while an operator reads it
     before = {name: os.environ.pop(name, None) for name in DETERMINISTIC}

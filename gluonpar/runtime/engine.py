@@ -1,19 +1,26 @@
 """A Python function as an operator of MXNet's engine.
 
 The engine runs the function on the worker thread of a context. It starts when all earlier operators
-that write its arrays have ended, and all later operators that use them wait for its end.
+that write its arrays have ended, and all later operators that use them wait for its end::
+
+    push() --> pending --> called by a worker --> complete()        --> ended: the next ones start
+                                              --> complete(message) --> its turn --> failed
+
 :func:`push` returns after about ten microseconds. An exception in the function is raised as
 ``MXNetError``, with the Python traceback in its message, at the next wait for an array that the
-function writes, or for an array computed from that.
+function writes, or for an array computed from that. Operators that depend on a failed one are
+ended by the engine and never called. Errors are reported to the engine one after another, each in
+its *turn*: failed operators and those that depend on them use the engine's list of errors
+(``global_exception_refs_`` in src/engine/threaded_engine.h) without a lock, and two that append to
+it at the same time end the process, then or later.
 
-Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses, too,
+Private to MXNet 1.9.1: ``MXEnginePushAsyncND`` (include/mxnet/c_api.h), which Horovod uses too,
 and the layout of ``CallbackOnComplete`` (include/mxnet/engine.h).
 """
 
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
 import ctypes
 import functools
@@ -24,8 +31,7 @@ import sys
 import threading
 import time
 import traceback
-import types
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -51,12 +57,10 @@ _delete_error = _cxx["_ZNSt13runtime_errorD1Ev"]
 # The C++ guard of the engine's pool of operators: its first byte becomes 1 with the first push.
 _POOL_GUARD = "_ZGVZN5mxnet6common10ObjectPoolINS_6engine11ThreadedOprEE13_GetSharedRefEvE8inst_ptr"
 
-# Calls its argument when the operators that depend on a failed one have listed its error.
-AfterError = Optional[Callable[[Callable[[], None]], None]]
-# Functions that have not run yet, by ticket, each with ``ends_by_call`` and an AfterError.
-_pending: dict[int, tuple[Callable, bool, AfterError]] = {}
+# Functions that have not run yet, by ticket, each with ``ends_by_call`` and ``settles``.
+_pending: dict[int, tuple[Callable, bool, Sequence[mx.nd.NDArray]]] = {}
 _exit_code = 0  # 1 after an error that no caller has received
-_list_has_grown = False
+_turn: list[mx.nd.NDArray] = []  # see _turn_to_fail()
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
 
@@ -69,9 +73,7 @@ def lock() -> threading.Condition:
     return made
 
 
-_failing = lock()  # held while an error is reported to the engine
-# The functions that report errors to the engine, one after another, each with an AfterError.
-_errors: collections.deque[tuple[Callable[[], None], AfterError]] = collections.deque()
+_failing = lock()  # held while _turn is made
 
 
 def _called(_context: int | None, on_complete: int, ticket: int) -> None:
@@ -79,6 +81,7 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
     finishes = [_finish_at(address)]
+    settles: Sequence[mx.nd.NDArray] = ()
 
     def complete(message: str | None = None) -> None:
         try:
@@ -92,19 +95,18 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
         # Any text is accepted: an operator whose error cannot be reported would never end.
         _new_error(error, message.encode(errors="backslashreplace").replace(b"\0", b"\\0"))
 
-        def report() -> None:
+        def fail(end_turn: Callable[[], None]) -> None:
             finish(engine, param, ctypes.addressof(error))  # the engine copies it
             _delete_error(error)
+            if settles:
+                push(end_turn, mx.cpu(), writes=settles, skips=False)
+            else:
+                end_turn()
 
-        with _failing:
-            _grow_list_of_errors()
-            _errors.append((report, after_error))
-            if len(_errors) == 1:
-                _report_errors()
+        push(fail, mx.cpu(), writes=_turn_to_fail(), inline=True, ends_by_call=True)
 
-    after_error = None
     try:
-        function, ends_by_call, after_error = _pending.pop(ticket)
+        function, ends_by_call, settles = _pending.pop(ticket)
         if ends_by_call:
             function(complete)
         else:
@@ -113,45 +115,23 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
         complete(traceback.format_exc())
     else:
         if not ends_by_call:
-            del function  # and its arrays, before a thread that waits for them goes on
+            del function  # releases its arrays before complete() wakes threads that wait for them
             complete()
 
 
-def _report_errors() -> None:
-    """Report the errors to the engine one after another; call this with ``_failing`` held.
-
-    Failed operators, and the operators that depend on them, use the engine's list of errors
-    (``global_exception_refs_`` in src/engine/threaded_engine.h) without a lock: two that append to
-    it at the same time end the process, then or later. A custom operator that depends on a failed
-    one appends an error of its own, so the next error is reported after that.
-    """
-    while _errors:
-        report, after_error = _errors[0]
-        report()
-        if after_error:
-            after_error(_report_next)
-            return
-        _errors.popleft()
-
-
-def _report_next() -> None:
+def _turn_to_fail() -> list[mx.nd.NDArray]:
+    """Return the array that is written by each report of an error, so that they take turns."""
     with _failing:
-        _errors.popleft()
-        _report_errors()
-
-
-def _grow_list_of_errors() -> None:
-    """Make the engine's list of errors large: reading it while it is moved ends the process."""
-    global _list_has_grown
-    if _list_has_grown:
-        return
-    _list_has_grown = True
-    array = mx.nd.empty((1,), mx.cpu())
-    push_error = prepare(mx.cpu(), writes=[array], inline=True)
-    for _ in range(_MOST_ERRORS):
-        push_error(lambda: next(iter(())))
-        with contextlib.suppress(mx.MXNetError):
-            array.wait_to_read()  # so that no later wait raises it
+        if not _turn:
+            array = mx.nd.empty((1,), mx.cpu())
+            _turn.append(mx.nd.empty((1,), mx.cpu()))
+            # Make the engine's list of errors large: reading it while it is moved ends the process.
+            push_error = prepare(mx.cpu(), writes=[array], inline=True)
+            for _ in range(_MOST_ERRORS):
+                push_error(lambda: next(iter(())))
+                with contextlib.suppress(mx.MXNetError):
+                    array.wait_to_read()  # so that no later wait raises it
+    return _turn
 
 
 _run = _CALLBACK(_called)
@@ -190,9 +170,9 @@ def prepare(
 
     With ``ends_by_call`` the engine calls ``function(complete)``. The operator ends when any thread
     calls ``complete()``, or ``complete(message)`` for an error; until then it occupies no worker.
-    One of the two must be called unless ``function`` raises; further calls have no effect. In
-    ``settles`` a custom operator gives arrays that only it uses: after its error, the next error is
-    reported when the operators that it has pushed on these arrays have run.
+    One of the two must be called unless ``function`` raises; further calls have no effect. A custom
+    operator, whose failure adds an error of its own to the engine's list, gives arrays that only it
+    uses as ``settles``: the next error waits for the operators that it has pushed on these arrays.
     """
     # Once per engine variable: given one twice, the engine would wait for itself.
     written = {memory.chunk(array): array.handle.value for array in writes}
@@ -203,9 +183,7 @@ def prepare(
     where = (ctypes.c_int * 2)(ctx.device_typeid, ctx.device_id)
     kind = _ASYNC if inline else _PRIORITIZED if prioritized else None if skips else _NO_SKIP
     rest = (None, where, *inputs, *outputs, kind, 0, name.encode(), _NO)  # 0 is the priority
-    # Called only after an error.
-    after_error = functools.partial(push, ctx=ctx, writes=settles, skips=False) if settles else None
-    return lambda function: _push((function, ends_by_call, after_error), rest)
+    return lambda function: _push((function, ends_by_call, settles), rest)
 
 
 def _push(pending: tuple, rest: tuple) -> None:
@@ -219,24 +197,20 @@ def _push(pending: tuple, rest: tuple) -> None:
             raise
 
 
-def _wait_for_all(report: bool = True) -> None:
-    global _exit_code
-    try:
-        mx.nd.waitall()
-    except mx.MXNetError:
-        if report:
-            traceback.print_exc()
-            _exit_code = 1
-
-
 def drain(report: bool = True) -> None:
     """Wait for all operators; forget functions that depend on a failed one, as they never run.
 
     With ``report`` an error that no caller has received is printed, and the exit code becomes 1.
     """
+    global _exit_code
     while has_started():
         pushed = list(_pending)
-        _wait_for_all(report)
+        try:
+            mx.nd.waitall()
+        except mx.MXNetError:
+            if report:
+                traceback.print_exc()
+                _exit_code = 1
         for ticket in pushed:
             _pending.pop(ticket, None)
         if not _pending:
@@ -259,26 +233,23 @@ def _before_fork() -> None:
     """Wait until no worker runs Python code."""
     # MXNet ends its workers before a fork, and Python holds the GIL during a fork: a worker that
     # needs the GIL, to run a function or to return from one, would never end.
-    if has_started():
-        _wait_for_all()
-        _wait_for_callbacks()
+    drain()
+    _wait_for_callbacks()
 
 
 def _wait_for_callbacks() -> None:
-    while any(_is_called_by_engine(frame) for frame in sys._current_frames().values()):
+    """Wait until no thread of the engine is inside a pushed function."""
+    while _called.__code__ in map(_outermost_code, sys._current_frames().values()):
         time.sleep(1e-4)
 
 
-def _is_called_by_engine(frame: types.FrameType) -> bool:
-    while frame.f_back:
-        frame = frame.f_back
-    return frame.f_code is _called.__code__
+def _outermost_code(frame: Any) -> Any:
+    return [each.f_code for each, _ in traceback.walk_stack(frame)][-1]
 
 
 def _after_fork() -> None:
-    """Forget the parent's errors, which it reports itself, and its exit code."""
+    """Forget the parent's exit code: the parent reports its errors itself."""
     global _exit_code
-    _errors.clear()
     _exit_code = 0
 
 

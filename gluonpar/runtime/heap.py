@@ -9,8 +9,8 @@ The operators that a thread pushes on CPU contexts share its pool of workspaces,
 earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts often
 wait for each other; with 256, rarely. But each workspace grows to the largest size that it was used
 for, so a thread's pool is replaced only when gluonpar is first given several contexts there.
-Private to MXNet 1.9.1: a thread's ``ResourceManagerImpl``, which is never freed, and its
-``ResourceTempSpace`` (src/resource.cc).
+Private to MXNet 1.9.1: ``ResourceManagerImpl``, a thread's manager, and ``ResourceTempSpace``, its
+pool (src/resource.cc).
 """
 
 from __future__ import annotations
@@ -26,42 +26,38 @@ from typing import Sequence
 import mxnet as mx
 from mxnet.base import _LIB
 
-from gluonpar.runtime import engine
+from gluonpar.runtime import engine, memory
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 _SET_BY_USER = not _VARIABLES.isdisjoint(os.environ)
 _libc = ctypes.CDLL(None)
-_keeps_freed = False
 _steps = itertools.count(1)
 
-_VARIABLE, _SIZE = "MXNET_CPU_TEMP_COPY", 256
+_VARIABLE, _SIZE, _NEW_SIZE = "MXNET_CPU_TEMP_COPY", 4, 256
 _SIZE_SET_BY_USER = _VARIABLE in os.environ
-# From the import on, the variable is in the environment under a name that differs in the first
-# letter. So the list of variables does not change while MXNet's threads read it.
-_MEANT, _HIDDEN = b"Mm"
-_libc.strdup.restype, _libc.putenv.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-_place = _libc.strdup(f"m{_VARIABLE[1:]}={_SIZE}".encode())  # never freed, as putenv needs it
-_letter = ctypes.c_uint8.from_address(_place)
-_libc.putenv(_place)
-# Of a manager: the number of its workspaces, and the address of the pool. Of a pool: its context,
-# and where the workspaces, and the list of pointers to them, begin and end.
-_MANAGER, _POOL = struct.Struct("=8xi60xQ"), struct.Struct("=iiQQ8xQQ")
-_POOL_OFFSET, _ENTRY_BYTES = 72, (72, 32)
-
+_POOL_OFFSET, _POOL_BYTES = 72, 64  # of the pool's address in a manager, and of a pool
+# A pool has its context, and the addresses at which the workspaces, and the list of pointers to
+# them, begin and end.
+_POOL, _ENTRY_BYTES = struct.Struct("=iiQQ8xQQ"), (72, 32)
 _this_thread = threading.local()  # .is_wide
-_widening = engine.lock()
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
-_manager.restype = ctypes.c_void_p
+# ResourceTempSpace<kTempSpace>::ResourceTempSpace(Context, size_t)
+_make_pool = _LIB[
+    "_ZN5mxnet8resource19ResourceManagerImpl"
+    "17ResourceTempSpaceILNS_15ResourceRequest4TypeE1EEC1ENS_7ContextEm"
+]
+_manager.restype = _libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = [ctypes.c_size_t]
+_make_pool.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
 
 
+@functools.lru_cache(None)
 def keep_freed() -> None:
-    """Have glibc keep freed memory from now on."""
-    global _keeps_freed
-    if not (_keeps_freed or _SET_BY_USER):
+    """Make glibc keep freed memory from now on, unless the user has set how much it keeps."""
+    if not _SET_BY_USER:
         _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        _keeps_freed = True
 
 
 def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
@@ -70,7 +66,7 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     A worker of the engine does so when the step has computed the arrays of ``after``.
     """
     number = next(_steps)
-    if number & (number - 1) or not _keeps_freed:
+    if number & (number - 1) or _SET_BY_USER:
         return
     arrays = [array for arrays in after for array in arrays]
     if arrays and arrays[0].context.device_type == "cpu":
@@ -79,31 +75,18 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 
 def widen() -> None:
-    """Give this thread's next operators 256 workspaces, unless the user has set another number."""
+    """Give this thread's next operators 256 workspaces, unless the user has set another number.
+
+    Raises RuntimeError if the memory of another MXNet has another layout.
+    """
     if _SIZE_SET_BY_USER or getattr(_this_thread, "is_wide", False):
         return
-    managers = [_manager()]  # this thread's, and a new thread's, which reads the variable
-    with _widening:
-        _letter.value = _MEANT
-        thread = threading.Thread(target=lambda: managers.append(_manager()))
-        thread.start()
-        thread.join()
-        _letter.value = _HIDDEN
-    narrow, wide = map(_pool, managers)
-    for manager, pool in zip(managers, (wide, narrow)):
-        ctypes.c_uint64.from_address(manager + _POOL_OFFSET).value = pool
-    _this_thread.is_wide = True
-
-
-def _pool(manager: int) -> int:
-    """Return the address of the manager's pool; RuntimeError if memory is not as expected."""
-    size, pool = _MANAGER.unpack(ctypes.string_at(manager, _MANAGER.size))
-    kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
-    found = kind, number, ends[1] - ends[0], ends[3] - ends[2]
-    want = mx.cpu().device_typeid, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
-    if found != want:
-        raise RuntimeError(
-            f"gluonpar replaces MXNet 1.9.1's pool of workspaces, and finds {found}, not {want}, "
-            f"in {mx.libinfo.find_lib_path()[0]}. Install mxnet==1.9.1, or set {_VARIABLE}={_SIZE}"
-        )
-    return pool
+    place, cpu = ctypes.c_uint64.from_address(_manager() + _POOL_OFFSET), mx.cpu().device_typeid
+    new = _libc.malloc(_POOL_BYTES)  # MXNet frees it at the end
+    _make_pool(new, cpu, _NEW_SIZE)  # on cpu(0), whose number is 0
+    for pool, size in ((place.value, _SIZE), (new, _NEW_SIZE)):
+        kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
+        got = kind, number, ends[1] - ends[0], ends[3] - ends[2]
+        want = cpu, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
+        memory.check_layout("pools of workspaces", got, want, f", or set {_VARIABLE}={_NEW_SIZE}")
+    place.value, _this_thread.is_wide = new, True  # earlier operators may still use the old pool

@@ -1,4 +1,4 @@
-"""Signal handlers are called late where an exception of theirs would do harm.
+"""Delays signal handlers wherever an exception raised by one would do harm.
 
 Python calls signal handlers between any two bytecodes of the main thread, and the handler's
 exception (KeyboardInterrupt after Ctrl-C, SystemExit after SIGTERM) is raised there. If that is in
@@ -7,8 +7,8 @@ If it is between two operators of an all-reduce, only some devices get the sum.
 
 So the functions behind ``signal.signal`` and ``signal.getsignal`` are replaced, and each handler
 written in Python is wrapped in one of ours; the program still sees its own. Ours calls the
-program's handler at once, or on leaving :class:`held`. In a destructor, or in a function that is
-:func:`whole`, it sends the signal again after a millisecond.
+program's handler at once or, inside :class:`held`, on leaving that. In a destructor, and in a
+function that is :func:`whole`, it sends the signal again after a millisecond instead.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from typing import Any, Callable, NamedTuple
 
 import mxnet as mx
 
 _signal: Any = sys.modules["_signal"]  # the module signal calls its functions
 _MAIN = threading.main_thread().ident
-_depth = 0  # the number of held() that the main thread is in
-_waits_at = 0  # the depth of held_while_waiting(), or 0
+_depth = 0  # how many held() the main thread is in
+_waits_at = 0  # _depth in held_while_waiting(); 0 outside
 _received: list[tuple] = []  # calls of handlers to be made: (handler, signal, frame)
-_codes: set = set()  # of functions that are whole
+_codes: set = set()  # the code objects of functions that are whole
 _set, _get = _signal.signal, _signal.getsignal
 
 
@@ -42,12 +43,10 @@ class _Waiting(NamedTuple):
     handler: Callable
 
     def __call__(self, number: int, frame: Any) -> None:
-        inside = frame
-        while inside is not None:  # in a destructor Python would drop the handler's exception
-            if inside.f_code.co_name == "__del__" or inside.f_code in _codes:
+        for code in (each.f_code for each, _ in traceback.walk_stack(frame)):
+            if code.co_name == "__del__" or code in _codes:  # Python drops a destructor's exception
                 _thread.start_new_thread(_send_again, (number,))
                 return
-            inside = inside.f_back
         _received.append((self.handler, number, frame))
         _call_if_due()
 
@@ -58,13 +57,13 @@ def _send_again(number: int) -> None:
 
 
 def whole(function: Callable) -> Callable:
-    """Have no handler called inside ``function``, which must be short."""
+    """Return ``function``, which must be short; no handler is called inside it from now on."""
     _codes.add(function.__code__)
     return function
 
 
 def _call_if_due() -> None:
-    """Call the handlers of the received signals, once for each signal, unless they must wait."""
+    """Unless they must wait, call the handlers of the received signals, once for each signal."""
     if not _depth or (_depth == _waits_at and len(_received) > 1):
         while _received:
             handler, number, frame = _received[0]
@@ -90,9 +89,9 @@ def _own(handler: Any) -> Any:
 class held(contextlib.ContextDecorator):
     """Call no signal handler inside this context, or inside a function decorated with it.
 
-    On leaving, the handlers of the received signals are called, once each. On other threads than
-    the main thread, which are never interrupted, this does nothing. Contexts may be nested. Do not
-    wait inside: Ctrl-C has no effect until the context is left.
+    On leaving, the handlers of the received signals are called, once each. It does nothing on
+    threads other than the main thread, as Python never interrupts them. Contexts may be nested. Do
+    not wait inside: Ctrl-C has no effect until the context is left.
     """
 
     def __enter__(self) -> None:
@@ -103,14 +102,15 @@ class held(contextlib.ContextDecorator):
     def __exit__(self, *raised: object) -> None:
         global _depth, _waits_at
         if threading.get_ident() == _MAIN:
-            _waits_at = 0 if _depth == _waits_at else _waits_at
+            if _depth == _waits_at:
+                _waits_at = 0
             _depth -= 1
             if _received:
                 _call_if_due()
 
 
 class held_while_waiting(held):
-    """Do as held(), but only for the first signal, so that code inside may wait."""
+    """Delay only the first signal's handler, so that code inside may wait; a second one ends it."""
 
     def __enter__(self) -> None:
         global _waits_at
@@ -120,7 +120,7 @@ class held_while_waiting(held):
 
 
 def _after_fork() -> None:
-    """Take the thread that forked as the main thread, in none of the parent's contexts."""
+    """Make the thread that forked the main thread, which is then in no held()."""
     global _MAIN, _depth, _waits_at
     main, _MAIN = _MAIN, threading.get_ident()
     if main != _MAIN:
@@ -129,18 +129,18 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):  # tape has another
+for _scope in (mx.util._NumpyShapeScope, mx.util._NumpyArrayScope, mx.Context):  # not record()'s
     whole(_scope.__enter__)
     whole(_scope.__exit__)
 _signal.signal, _signal.getsignal = _set_waiting, _get_own
-if threading.get_ident() == _MAIN:  # another thread may set none
+if threading.get_ident() == _MAIN:  # no other thread may set handlers
     for _number in signal.valid_signals():
         if callable(_get(_number)):
             _set_waiting(_number, _get(_number))
 
 
 def end_at_crash() -> None:
-    """From now on a crash (SIGSEGV) ends the process at once, with a traceback on stderr.
+    """From now on end the process at once at a crash (SIGSEGV), with a traceback on stderr.
 
     MXNet's own handler calls exit(), which may wait for what the crash has interrupted.
     """

@@ -3,7 +3,7 @@
 An array and its views share a ``Chunk``, which holds the engine variable and the memory. Private to
 MXNet 1.9.1: the fields and functions of ``NDArray`` and ``Chunk`` (include/mxnet/ndarray.h), and
 the layout of ``TShape`` (include/mxnet/tuple.h). Fields are read from memory because MXNet's own
-functions for them take longer than a small sum, and those for row_sparse arrays wait for the array.
+functions for them take longer than a small sum, and for row_sparse arrays they wait for the array.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from mxnet.base import _LIB, NDArrayHandle, check_call
 
 from gluonpar.runtime import interrupts
 
-# NDArray: chunk; number of dimensions, and the first four; offset in bytes; dtype; storage type.
-_ARRAY = struct.Struct("=Q8xi4x4q8xQi4xi")
-# Chunk: address; type and number of the device; not 0 if oneDNN has the values; whether the memory
-# is still to be allocated.
-_CHUNK = struct.Struct("=Q8xii32xQ17x?")
-# The way from an NDArray to its gradient's: in NDArray, the address of its nnvm::Node; in that, of
-# Imperative::AGInfo (include/mxnet/imperative.h); in that, of the NDArray. And grad_req, in AGInfo.
+# An NDArray has: its chunk, the number of dimensions and the first four, an offset in bytes, dtype,
+# storage type. A chunk has: an address, the device's type and number, a pointer that is not 0 while
+# oneDNN has the values, and whether the memory is still to be allocated.
+_ARRAY, _CHUNK = struct.Struct("=Q8xi4x4q8xQi4xi"), struct.Struct("=Q8xii32xQ17x?")
+# Offsets of addresses that lead from an NDArray to its gradient: the NDArray has its nnvm::Node,
+# that its Imperative::AGInfo (include/mxnet/imperative.h), and that the gradient and grad_req.
 _GRAD_OFFSETS = 88, 176, 56
 _GRAD_REQ_OFFSET, _ADD = 8, 3
-_ADDRESS = struct.Struct("=Q")
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
 _ANY_BYTES: Any = ctypes.c_char * (1 << 46)  # a new type per size would take microseconds
 _GPU = mx.Context.devstr2type["gpu"]
-# By the numbers of a dtype and a storage type.
-_TYPES = {
+_TYPES = {  # by the numbers of a dtype and a storage type
     (i, j): (np.dtype(dtype), stype)
     for i, dtype in mx.nd.ndarray._DTYPE_MX_TO_NP.items()
     for j, stype in mx.nd.ndarray._STORAGE_TYPE_ID_TO_STR.items()
@@ -47,14 +44,13 @@ _TYPES = {
 
 _reorder = _LIB["_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv"]  # NDArray::Chunk::Reorder2Default()
 
-# Of row_sparse arrays, whose only auxiliary array, number 0, has the indices of the rows.
-_INDICES = ctypes.c_size_t(0)
+_INDICES = ctypes.c_size_t(0)  # a row_sparse array's only auxiliary array has the rows' indices
 _BLOB_BYTES = 256  # more than a TBlob, which begins with the address
-# A TShape: its number of dimensions, 0, and up to four dimensions (more would be on the heap).
+# A TShape has: its number of dimensions, 0, and up to four dimensions (more would be on the heap).
 _TSHAPE, _FIRST_DIMENSION = struct.Struct("ii4qP"), 8
 _aux_shape = _LIB["_ZNK5mxnet7NDArray9aux_shapeEm"]  # const TShape& NDArray::aux_shape(size_t)
 _aux_shape.restype = ctypes.c_void_p
-# TBlob NDArray::aux_data(size_t); the caller passes where the TBlob is to be
+# TBlob NDArray::aux_data(size_t); the caller passes the place for the TBlob
 _aux_data = _LIB["_ZNK5mxnet7NDArray8aux_dataEm"]
 # void NDArray::CheckAndAllocAuxData(size_t, const TShape&)
 _allocate_indices = _LIB["_ZNK5mxnet7NDArray20CheckAndAllocAuxDataEmRKNS_6TShapeE"]
@@ -63,33 +59,37 @@ _allocate_rows = _LIB["_ZN5mxnet7NDArray5Chunk17CheckAndAllocDataERKNS_6TShapeEi
 
 CUDA_RUNTIME = "libcudart.so.11.0"  # libmxnet.so has loaded this one
 _layout_checked = False
-_kept: list[mx.nd.NDArray] = []  # freeing an array would start the worker of its context
+_kept: list[mx.nd.NDArray] = []  # not freed, which would start the worker of its context
 _COPIES_UNDER_WAY = 4
 _pinned_lock = threading.Lock()
 
 
-def _check_layout() -> None:
-    """Raise RuntimeError unless arrays are in memory as the structures above say."""
-    # Not called by an import, because making an array starts MXNet's engine.
+def check_layout(what: str, got: object, want: object, remedy: str = "") -> None:
+    """Raise RuntimeError if what was read from memory is not ``want``, as with another MXNet."""
+    if got != want:
+        raise RuntimeError(
+            f"gluonpar reads {what} from memory as the wheels of MXNet 1.9.1 lay them out, and of "
+            f"{mx.libinfo.find_lib_path()[0]} it reads {got}, not {want}. "
+            f"Install mxnet==1.9.1{remedy}"
+        )
+
+
+def _check_arrays() -> None:
+    """Check the layout of arrays. An import does not: making an array starts MXNet's engine."""
     global _layout_checked
-    _layout_checked = True  # this function reads, too
     shape, ctx, dtype = (3, 2, 5, 7), mx.cpu(1), mx.nd.ndarray._DTYPE_NP_TO_MX[np.float16]
     whole = mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, ctx, True, np.float16))
     with autograd.pause():
         part = whole[1:3]
     _kept.append(part)
-    got: tuple = _fields(part)
-    want: tuple = (chunk(whole), 4, 2, *shape[1:], 140, dtype, 0)
-    if got == want:  # so the address of the chunk is right
-        to_allocate = _chunk_fields(part)[1:]
-        start, device = address(whole), (ctx.device_typeid, ctx.device_id, 0)
-        got, want = (to_allocate, _chunk_fields(part)), ((*device, True), (start, *device, False))
-    if got != want:
-        _layout_checked = False
-        raise RuntimeError(
-            f"gluonpar reads arrays from memory as the wheels of MXNet 1.9.1 lay them out, and of "
-            f"{mx.libinfo.find_lib_path()[0]} it reads {got}, not {want}. Install mxnet==1.9.1"
-        )
+    at = ctypes.c_uint64.from_address(whole.handle.value).value
+    got = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(part.handle.value))
+    check_layout("arrays", got, (at, 4, 2, *shape[1:], 140, dtype, 0))  # so a chunk is there
+    device, to_allocate = (ctx.device_typeid, ctx.device_id, 0), _CHUNK_BYTES.from_address(at).raw
+    want = (*device, True), (address(whole), *device, False)
+    got = _CHUNK.unpack(to_allocate)[1:], _CHUNK.unpack_from(_CHUNK_BYTES.from_address(at))
+    check_layout("arrays", got, want)
+    _layout_checked = True
 
 
 def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
@@ -102,7 +102,7 @@ def kind(array: mx.nd.NDArray) -> tuple[tuple[int, ...], np.dtype, str]:
 
 def _fields(array: mx.nd.NDArray) -> tuple:
     if not _layout_checked:
-        _check_layout()
+        _check_arrays()
     return _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
 
 
@@ -111,7 +111,7 @@ def _chunk_fields(array: mx.nd.NDArray) -> tuple:
 
 
 def context(array: mx.nd.NDArray) -> mx.Context:
-    """Return the array's context: the same object for all arrays on it."""
+    """Return the array's context, which is the same object for all arrays on it."""
     return _context(*_chunk_fields(array)[1:3])
 
 
@@ -122,11 +122,8 @@ def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
-    if not _layout_checked:
-        _check_layout()
-    handle = array.handle.value
-    fields = _ARRAY_BYTES.from_address(handle).raw
-    return handle, fields, _CHUNK_BYTES.from_address(_ADDRESS.unpack_from(fields)[0]).raw
+    of_chunk, handle = _CHUNK_BYTES.from_address(chunk(array)).raw, array.handle.value
+    return handle, _ARRAY_BYTES.from_address(handle).raw, of_chunk
 
 
 @functools.lru_cache(None)
@@ -135,9 +132,9 @@ def _context(device_typeid: int, device_id: int) -> mx.Context:
 
 
 def chunk(array: mx.nd.NDArray) -> int:
-    """Return the chunk's address: equal for two arrays if and only if they share one variable."""
+    """Return the chunk's address, which two arrays share if and only if they share a variable."""
     if not _layout_checked:
-        _check_layout()
+        _check_arrays()
     return ctypes.c_uint64.from_address(array.handle.value).value
 
 
@@ -148,7 +145,7 @@ def extent(array: mx.nd.NDArray) -> tuple[int, int, int]:
 
 
 def grad_chunk(array: mx.nd.NDArray) -> int | None:
-    """Return :func:`chunk` of the gradient, faster than by ``array.grad``; None if it has none."""
+    """Return :func:`chunk` of the gradient, or None. Takes less time than ``array.grad``."""
     grad = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetGrad(array.handle, ctypes.byref(grad)))
     if grad.value is None:
@@ -159,27 +156,26 @@ def grad_chunk(array: mx.nd.NDArray) -> int | None:
 
 
 def grad_pointer(array: mx.nd.NDArray) -> ctypes.c_uint64:
-    """Return where in MXNet's memory the address is that :func:`grad_chunk` returns.
+    """Return the place in MXNet's memory from which :func:`grad_chunk` takes what it returns.
 
     Keep the array's variable (:func:`gluonpar.runtime.tape.graph_of`) as long as this is read.
     """
     pointer = ctypes.c_uint64.from_address(_follow(array, _GRAD_OFFSETS))
-    if pointer.value != grad_chunk(array):
-        raise RuntimeError("gluonpar reads where MXNet 1.9.1 has gradients. Install mxnet==1.9.1")
+    check_layout("gradients", pointer.value, grad_chunk(array))
     return pointer
 
 
 def adds_grads(array: mx.nd.NDArray) -> bool:
     """Return whether backward adds to the array's gradient (``grad_req='add'``).
 
-    Call this after :func:`grad_pointer`, which raises RuntimeError for another layout of memory.
+    Call :func:`grad_pointer` first: it raises RuntimeError if memory has another layout.
     """
     place = _follow(array, _GRAD_OFFSETS[:2]) + _GRAD_REQ_OFFSET
     return ctypes.c_int.from_address(place).value == _ADD
 
 
 def _follow(array: mx.nd.NDArray, offsets: Sequence[int]) -> int:
-    chunk(array)  # raises RuntimeError if arrays have another layout
+    chunk(array)  # checks the layout of arrays
     place = array.handle.value
     for offset in offsets:
         place = ctypes.c_uint64.from_address(place + offset).value
@@ -187,21 +183,21 @@ def _follow(array: mx.nd.NDArray, offsets: Sequence[int]) -> int:
 
 
 def alias(handle: NDArrayHandle) -> mx.nd.NDArray:
-    """Return another array on the memory of the array of ``handle``, and with its gradient."""
+    """Return another array with the memory and the gradient of the array of ``handle``."""
     other = NDArrayHandle()
     check_call(_LIB.MXShallowCopyNDArray(handle, ctypes.byref(other)))
     return mx.nd.NDArray(other)
 
 
 def set_grad_flags(arrays: Iterable[mx.nd.NDArray], written: bool) -> None:
-    """Set MXNet's flags for whether backward has written the gradients of those that have one."""
+    """For arrays with a gradient, set MXNet's flag that says whether backward has written it."""
     set_flag = _LIB.MXNDArraySetGradState
     for array in arrays:
-        set_flag(array.handle, written)  # fails, and does nothing, where there is no gradient
+        set_flag(array.handle, written)  # fails and does nothing where there is no gradient
 
 
 def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
-    """Return MXNet's flags for whether backward has written the arrays' gradients."""
+    """Return for each array MXNet's flag that says whether backward has written its gradient."""
     flag, written = ctypes.c_int(), []
     get, result = _LIB.MXNDArrayGetGradState, ctypes.byref(flag)
     for array in arrays:
@@ -211,7 +207,7 @@ def grad_flags(arrays: Iterable[mx.nd.NDArray]) -> list[bool]:
 
 
 class any_shape:  # noqa: N801 - a context manager
-    """Let arrays have no dimensions or no elements, as ``mx.util.np_shape`` does, which logs it."""
+    """Let arrays have no dimensions or no elements. ``mx.util.np_shape`` would log a warning."""
 
     @interrupts.whole
     def __enter__(self) -> None:
@@ -230,13 +226,13 @@ def num_bytes(array: mx.nd.NDArray) -> int:
 
 
 def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Convert arrays that oneDNN has left in its own layout; call this as :func:`view`."""
+    """Convert arrays that oneDNN has left in its own layout; call this where view() may be."""
     for array in arrays:
         _reorder(ctypes.c_void_p(chunk(array)))
 
 
 def address(array: mx.nd.NDArray) -> int:
-    """Return the address of a dense array's elements; on a CPU context call this as `view`."""
+    """Return the address of a dense array's elements; on a CPU call this where view() may be."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
@@ -255,7 +251,7 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
     """Return :func:`view` of each of ``arrays``, of one size and dtype. ValueError for GPUs."""
     shape, dtype, _ = kind(arrays[0])
     size, flat = math.prod(shape), []
-    if not size:  # MXNet allocates no memory for them
+    if not size:  # MXNet has allocated no memory
         return [np.empty(0, dtype) for _ in arrays]
     for array in arrays:
         fields = _ARRAY.unpack_from(_ARRAY_BYTES.from_address(array.handle.value))
@@ -271,7 +267,7 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
 
 
 def checksum(array: mx.nd.NDArray) -> int:
-    """Return the CRC-32 of a dense array's bits, on any context; call this as :func:`view`."""
+    """Return the CRC-32 of a dense array on any context; call this where view() may be."""
     if array.context.device_type == "cpu":
         return zlib.crc32(view(array).data)
     copy = np.empty(num_bytes(array), "u1")
@@ -288,9 +284,9 @@ def _elements(start: int, size: int, dtype: np.dtype) -> np.ndarray:
 
 
 def read_rows(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
-    """Return views of the indices (n,), int64 and rising, and rows (n, size) of a row_sparse array.
+    """Return views of a row_sparse array's indices (n,), int64 and rising, and rows (n, size).
 
-    Call it, for an array on a CPU context, in a function given to ``engine.push`` that uses it.
+    The array is on a CPU context. Call this in a function given to ``engine.push`` that uses it.
     """
     shape, dtype, _ = kind(array)
     number_at = _aux_shape(array.handle, _INDICES) + _FIRST_DIMENSION
@@ -302,7 +298,7 @@ def read_rows(array: mx.nd.NDArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_rows(array: mx.nd.NDArray, indices: np.ndarray, rows: np.ndarray) -> None:
-    """Replace what :func:`read_rows` returns; call this where that may be called.
+    """Replace what :func:`read_rows` returns, in a function that writes the array.
 
     Raises ValueError for more than four dimensions.
     """
@@ -337,7 +333,7 @@ def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
                 none.copyto(array)
             elif num_bytes(array):
                 dense = array.as_nd_ndarray()
-                dense = dense if dense.ndim else dense.reshape((1,))  # which reset_arrays needs
+                dense = dense if dense.ndim else dense.reshape((1,))  # reset_arrays needs one
                 by_context.setdefault(context(array), []).append(dense)
         for same in by_context.values():
             mx.nd.reset_arrays(*same, num_arrays=len(same))
@@ -347,8 +343,8 @@ def from_numpy(values: np.ndarray, ctx: mx.Context) -> mx.nd.NDArray:
     """Return a copy of ``values`` on ``ctx``: ``mx.np`` under ``npx.set_np()``, else ``mx.nd``.
 
     On a CPU context this does not wait; ``mx.nd.array`` waits for the context's earlier operators.
-    ``values`` for a GPU go through pinned memory, and this waits for the fourth last copy from
-    there; ``mx.nd.array`` waits for its own copy.
+    Values for a GPU go through pinned memory, and this waits for the copy four calls before;
+    ``mx.nd.array`` waits for its own copy.
     """
     empty = mx.np.empty if mx.util.is_np_array() else mx.nd.empty
     array = empty(values.shape, dtype=values.dtype, ctx=ctx)
@@ -371,12 +367,12 @@ def pinned(ctx: mx.Context, size: int, dtype: np.dtype | str) -> Iterator[mx.nd.
     Push all operators on it before the ``with`` block ends; until then other threads wait for it.
     """
     with _pinned_lock, autograd.pause():  # a slice that is recorded would be a copy
-        rounded = 1 << (size - 1).bit_length()  # few sizes, so that few arrays are kept
+        rounded = 1 << (size - 1).bit_length()  # so that arrays of few sizes are kept
         yield next(_pinned(ctx.device_id, rounded, np.dtype(dtype)))[:size]
 
 
 @functools.lru_cache(None)  # MXNet does not keep pinned memory, and allocating it takes long
 def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArray]:
-    """Yield four flat arrays in turns, so that a copy from each may be under way."""
+    """Return an endless iterator over four flat arrays; a copy from each may be under way."""
     ctx = mx.cpu_pinned(device_id)
     return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))

@@ -2,7 +2,7 @@
 
 The GPUs are this process's, or one per process of a job; all processes must run their operators in
 the same order. The operator runs on one of the threads for urgent operators of CPU contexts. It
-launches one NCCL kernel per array on streams of our own, and waits for these streams:
+launches one NCCL kernel per array on streams of our own and waits for these streams:
 
 - MXNet waits for its stream before it reports an operator as complete. So when the engine starts
   this one, all earlier work on the arrays is complete, and our streams need not wait for MXNet's.
@@ -34,9 +34,8 @@ from mxnet.base import _LIB
 from gluonpar.runtime import engine, memory
 
 LIBRARY = "libnccl.so.2"  # libmxnet.so has loaded it
-# ncclDataType_t and ncclRedOp_t
-DTYPES = dict(int8=0, uint8=1, int32=2, int64=4, float16=6, float32=7, float64=8)
-OPS = {"sum": 0, "max": 2, "min": 3}
+DTYPES = dict(int8=0, uint8=1, int32=2, int64=4, float16=6, float32=7, float64=8)  # ncclDataType_t
+OPS = {"sum": 0, "max": 2, "min": 3}  # ncclRedOp_t
 
 Lists = Sequence[Sequence[mx.nd.NDArray]]
 
@@ -47,9 +46,7 @@ _allocations_lock = threading.Lock()
 _of_job: dict[int, ctypes.c_void_p] = {}  # the communicator for all processes, by the GPU's id
 
 
-class _UniqueId(ctypes.Structure):
-    """``ncclUniqueId``, which is the same on all processes of a job."""
-
+class _UniqueId(ctypes.Structure):  # ncclUniqueId, which is the same on all processes of a job
     _fields_ = [("internal", ctypes.c_byte * 128)]
 
 
@@ -74,19 +71,19 @@ def refusal(ctx: Sequence[mx.Context]) -> str:
 def allreduce(lists: Lists, op: str) -> None:
     """All-reduce each of ``lists``, one array per GPU, in place by 'sum', 'max' or 'min'.
 
-    All arrays have the same dtype, one of :data:`DTYPES`. Asynchronous: NCCL's error is raised at
-    the next wait for one of the arrays.
+    All arrays have the same dtype, one of :data:`DTYPES`. This does not wait: an error of NCCL is
+    raised at the next wait for one of the arrays.
     """
     _push("ncclAllReduce", lists, range(len(lists[0])), OPS[op])
 
 
 def reduce(lists: Lists, root: int, op: str) -> None:
-    """Replace only the array at ``root`` in each list; otherwise as :func:`allreduce`."""
+    """Do as :func:`allreduce`, but change only the array at ``root`` in each list."""
     _push("ncclReduce", lists, [root], OPS[op], _rank(lists[0], root))
 
 
 def broadcast(lists: Lists, root: int) -> None:
-    """Replace each list's arrays, of any dtype, by its array at ``root``; as :func:`allreduce`."""
+    """Copy each list's array at ``root``, of any dtype, into its other arrays; do not wait."""
     receivers = [i for i in range(len(lists[0])) if i != root]
     _push("ncclBroadcast", lists, receivers, _rank(lists[0], root), as_bytes=True)
 
@@ -105,13 +102,13 @@ def _push(
 
 
 def _rank(data: Sequence[mx.nd.NDArray], i: int) -> int:
-    """Return the rank of array i's GPU in the communicator of all of them."""
+    """Return the rank of array i's GPU in the communicator of all these arrays' GPUs."""
     ids = [array.context.device_id for array in data]
     return sorted(ids).index(ids[i])
 
 
 def only_gpu() -> str | None:
-    """Return the PCI bus id of this process's only GPU; None without NCCL or with more GPUs."""
+    """Return the PCI bus id of this process's only GPU; None if it has several, or no NCCL."""
     number, name = ctypes.c_int(), ctypes.create_string_buffer(32)
     if not _library() or _cuda().cudaGetDeviceCount(ctypes.byref(number)) or number.value != 1:
         return None
@@ -158,7 +155,7 @@ def _no_gpu_allocations() -> Iterator[None]:
     libc, mutex = ctypes.CDLL(None), ctypes.c_void_p(_storage() + _GPU_MUTEX_AT)
     with _allocations_lock:
         collects = gc.isenabled()
-        gc.disable()  # to free or allocate an array inside would wait for ever
+        gc.disable()  # freeing or allocating an array inside would wait for ever
         libc.pthread_mutex_lock(mutex)
         try:
             yield
@@ -170,14 +167,14 @@ def _no_gpu_allocations() -> Iterator[None]:
 
 @functools.lru_cache(None)
 def _of_gpus(ids: tuple[int, ...]) -> dict[int, ctypes.c_void_p]:
-    """Return each GPU's communicator for a set of GPUs. Allocates no GPU memory through MXNet."""
+    """Return the communicators of a set of GPUs. Allocates no GPU memory through MXNet."""
     made = (ctypes.c_void_p * len(ids))()
     _check(_library().ncclCommInitAll(made, len(ids), (ctypes.c_int * len(ids))(*ids)))
     return dict(zip(ids, map(ctypes.c_void_p, made)))
 
 
 def _of_ranks(comm: Any, ids: tuple[int]) -> dict[int, ctypes.c_void_p]:
-    """Return the communicator for all processes, by the id of this process's only GPU."""
+    """Return this process's communicator in a job, by the id of its only GPU."""
     if not _of_job:
         unique_id, made = _UniqueId(), ctypes.c_void_p()
         if comm.rank == 0:
@@ -199,21 +196,17 @@ def _stream(device_id: int) -> ctypes.c_void_p:
 
 
 @functools.lru_cache(None)
-def _library() -> Any:
-    """Return NCCL, or None where it is missing."""
+def _library(name: str = LIBRARY, describe: str = "ncclGetErrorString") -> Any:
+    """Return a library, by default NCCL, whose function ``describe`` describes errors; or None."""
     try:
-        nccl = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(name)
     except OSError:
         return None
-    nccl.ncclGetErrorString.restype = ctypes.c_char_p
-    return nccl
+    getattr(library, describe).restype = ctypes.c_char_p
+    return library
 
 
-@functools.lru_cache(None)
-def _cuda() -> ctypes.CDLL:
-    cuda = ctypes.CDLL(memory.CUDA_RUNTIME)
-    cuda.cudaGetErrorString.restype = ctypes.c_char_p
-    return cuda
+_cuda = functools.partial(_library, memory.CUDA_RUNTIME, "cudaGetErrorString")
 
 
 def _check(code: int) -> None:

@@ -1,11 +1,13 @@
 """The private fields and functions of MXNet's Python classes that gluonpar uses, by public names.
 
-MXNet 1.9.1 is the last release, so they stay. Lists and dicts are the objects' own, not copies.
+MXNet 1.9.1 is the last release, so these names stay. A field that is a list or a dict is returned
+itself, not as a copy.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from operator import attrgetter, methodcaller
 from typing import Any, Callable, Iterable, Sequence
 
@@ -13,7 +15,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon.contrib import estimator
 
-# Of a gluon.Parameter:
+# Fields of gluon.Parameter:
 values = attrgetter("_data")  # its arrays by device; None if it is not initialised
 grads = attrgetter("_grad")  # its gradients by device; None if it has none
 stype, grad_stype = attrgetter("_stype"), attrgetter("_grad_stype")  # storage types of these
@@ -21,26 +23,25 @@ awaits_shape = attrgetter("_deferred_init")  # not empty if a forward pass will 
 trainer = attrgetter("_trainer")  # the Trainer that updates it, or None
 differentiable = attrgetter("_differentiable")  # False for running statistics
 
-# Of a gluon.Block: its direct children, by name, and its parameters by their place in the block, as
-# ``save_parameters`` names them.
-children, params_by_place = attrgetter("_children"), methodcaller("_collect_params_with_prefix")
+# Fields and methods of gluon.Block:
+children = attrgetter("_children")  # by name; only its direct children
+params_by_place = methodcaller("_collect_params_with_prefix")  # by save_parameters' names
 alias = methodcaller("_alias")  # with a number, the prefix of a block that is given none
 
-# Of a gluon.Trainer:
+# Fields of gluon.Trainer:
 params = attrgetter("_params")  # a list; the optimizer's indices are its indices
-optimizer = attrgetter("_optimizer")
 updaters = attrgetter("_updaters")  # by device; they apply the optimizer and hold its states
 
-# Of a Module: its kvstore, its contexts, and what updates its parameters, None at first.
+# Fields of Module: its kvstore, its contexts, and what updates its parameters (at first None).
 kvstore, module_contexts, updater = map(attrgetter, ("_kvstore", "_context", "_updater"))
 
-# Of an mx.optimizer.Optimizer:
+# Fields of mx.optimizer.Optimizer:
 update_counts = attrgetter("_index_update_count")  # by the parameter's index
 update_counts_by_device = attrgetter("_all_index_update_counts")  # the same by the device's number
 
-# Functions of MXNet for :func:`around`: the name, and the classes or modules that have it.
+# MXNet's functions that around() can wrap: the name, and the classes or modules that have it.
 INITIALISES = "_init_impl", [gluon.Parameter]  # sets the first values
-SETS_VALUES = "set_data", [gluon.Parameter]  # sets other values; load_parameters calls it
+SETS_VALUES = "set_data", [gluon.Parameter]  # sets new values; load_parameters calls it
 ALLOCATES_GRADIENTS = "_init_grad", [gluon.Parameter]
 CASTS = "cast", [gluon.Parameter]  # makes other arrays
 MAKES_TRAINER = "__init__", [gluon.Trainer]
@@ -52,7 +53,7 @@ BUILDS_GRAPH = "_build_cache", [gluon.HybridBlock]
 
 
 def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
-    """Have the decorated ``replacement(original, *args)`` called in place of ``function``."""
+    """Decorate ``replacement(original, *args)``: it is called wherever ``function`` was."""
     name, owners = function
     original = getattr(owners[0], name)
 
@@ -68,29 +69,54 @@ def around(function: tuple[str, list]) -> Callable[[Callable], Callable]:
     return decorate
 
 
+_times_set: weakref.WeakKeyDictionary[gluon.Parameter, int] = weakref.WeakKeyDictionary()
+
+
+def times_set(param: gluon.Parameter | None) -> int:
+    """Return how often the program has replaced the parameter's values.
+
+    It does so by ``set_data``, ``load_parameters`` or ``load_checkpoint``. What was computed from
+    the former values, such as a float32 copy, is then out of date.
+    """
+    return 0 if param is None else _times_set.get(param, 0)
+
+
+def note_set(params: Iterable[gluon.Parameter]) -> None:
+    """Count that the program has replaced the values of ``params``."""
+    for param in params:
+        _times_set[param] = times_set(param) + 1
+
+
+@around(SETS_VALUES)
+def _set_data(set_data: Callable, param: gluon.Parameter, data: mx.nd.NDArray) -> None:
+    if values(param) is not None:
+        note_set([param])
+    set_data(param, data)
+
+
 def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
-    """Return the parameters of the block's graph, if it was made with ``static_shape``."""
+    """Return the parameters of the block's graph; none if it was made without ``static_shape``."""
     if block._cached_op is None or not dict(block._flags).get("static_shape"):
         return set()
     return {param for is_data, param in block._cached_op_args if not is_data}
 
 
 def keep_no_arrays(block: gluon.HybridBlock) -> None:
-    """Make a block's graph anew, with all parameters as data, of which it keeps no arrays."""
+    """Make the block's graph again, as one that is given all parameters and keeps no arrays."""
     block._cached_op = mx.nd.CachedOp(block._cached_graph[1], block._flags)
 
 
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
-    """Have a Trainer give its kvstore the present weights, if it updates by the kvstore."""
+    """Make a Trainer that updates on its kvstore copy the present weights there again."""
     if trainer._kv_initialized and trainer._update_on_kvstore:
         trainer._reset_kvstore()
 
 
 def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> None:
-    """Have the next update of each of these parameters use the same learning rate.
+    """Make the next updates of these parameters use one learning rate.
 
-    MXNet's schedules read the largest count of any parameter. If parameters were left out of
-    earlier steps, that count would change between the updates of one step.
+    MXNet's schedules read the largest update count of any parameter, which would change within a
+    step if some parameters were left out of earlier steps. So it is raised before the step.
     """
     counts, first = optimizer._index_update_count, optimizer.begin_num_update
     numbers = [counts.get(i, first) + 1 for i in indices]
@@ -100,13 +126,13 @@ def begin_step(optimizer: mx.optimizer.Optimizer, indices: Iterable[int]) -> Non
 def count_updates(
     optimizer: mx.optimizer.Optimizer, indices: Sequence[int]
 ) -> dict[int, tuple[float, float]]:
-    """Count an update of each parameter; return its learning rate and weight decay, by index."""
+    """Count an update of each parameter; return learning rates and weight decays by index."""
     optimizer._update_count(indices)
     return dict(zip(indices, zip(optimizer._get_lrs(indices), optimizer._get_wds(indices))))
 
 
 def onnx_graph() -> type:
-    """Return the class of MXNet that makes an ONNX graph; imports ``onnx``."""
+    """Return MXNet's class that makes ONNX graphs; imports ``onnx``."""
     from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph
 
     return MXNetGraph

@@ -1,13 +1,20 @@
 """MXNet's tape: what a backward pass will write, and in which recordings its heads were computed.
 
 Each operator that autograd records is a node of a graph: ``node_7`` is the eighth in the process,
-on any thread. An array with a gradient has a name, too, such as ``var3``, and a new name when a
+on any thread. An array with a gradient also has a name, such as ``var3``, and gets a new one when a
 gradient is attached again. A pass writes the gradients of the arrays that are in its heads' graph.
-A *recording* is what a thread records from one ``autograd.record()`` to its end, whatever scopes
-are entered in between: an interval of nodes' numbers. Where several functions are called for one
-batch, all passes that they make are of one recording instead (``this_thread.joint``).
+A *recording* is all that a thread records from one ``autograd.record()`` to its end, an interval of
+nodes' numbers::
 
-To observe recordings and passes, functions of MXNet 1.9.1 are replaced by others that call them.
+    with autograd.record():          # depth 0: a recording begins, say at node_7
+        with autograd.pause():       # depth 1: it goes on
+            with autograd.record():  # depth 2: still the same one
+                y = 2 * x            # node_8
+    y.backward()                     # y is of the recording from node_7 to node_9
+
+Where several functions are called for one batch, all their passes count as one recording
+(``this_thread.joint``). To observe recordings and passes, functions of MXNet 1.9.1 are replaced by
+others that call them.
 """
 
 from __future__ import annotations
@@ -31,11 +38,10 @@ from gluonpar.runtime import interrupts
 Written = Tuple["Recording", Any, int]
 
 lock = threading.RLock()  # not held during a pass
-# By the name of an array with a gradient, what is told of passes; see own().
-owners: dict[str, tuple[Any, int]] = {}
-_MOST_RECORDINGS = 2048  # that are kept, in one or two megabytes
-# What is called with what a pass will write, if there is something, and the handles of its heads;
-# and its result after the pass.
+owners: dict[str, tuple[Any, int]] = {}  # by the name of an array with a gradient; see own()
+_MOST_RECORDINGS = 2048  # this many are kept, in one or two megabytes
+# Functions called before a pass that writes something, with what it writes and the handles of its
+# heads. They return a function that is called after the pass.
 observers: list[Callable[[Sequence[Written], Sequence[int]], Callable[[], None]]] = []
 _marker: mx.nd.NDArray  # reshaping it makes a node of the graph, and computes nothing
 _backward, _attach = _LIB.MXAutogradBackwardEx, _LIB.MXAutogradMarkVariables
@@ -43,33 +49,35 @@ _set_recording, _ONE = _LIB.MXAutogradSetIsRecording, (ctypes.c_int64 * 1)(1)
 
 
 class Recording:
-    """A thread's recording; an observer may set ``part``."""
+    """A thread's recording. ``part`` is for an observer's use."""
 
     def __init__(self, thread: int | None = None) -> None:
         self.thread, self.depth, self.end = thread, this_thread.depth, math.inf
         self.part: Any = None
-        self.has_failed = False  # whether it is of tasks of which one has failed
+        self.has_failed = False  # whether one of the tasks that it consists of has failed
 
 
 class _Thread(threading.local):
-    recording: Recording | None = None  # that has not ended
-    joint: Recording | None = None  # of all passes, whatever their heads were recorded in
-    round: Any = None  # in which tasks call this thread; it is told when a pass begins
+    recording: Recording | None = None  # the one that has not ended
+    joint: Recording | None = (
+        None  # the one that all passes count as, whatever computed their heads
+    )
+    round: Any = None  # the round of tasks that calls this thread; it is told when a pass begins
     depth = 0  # number of autograd's scopes that have not been left
 
     def __init__(self) -> None:
-        self.program = threading.get_ident()  # for a device's thread: the thread that called it
+        self.program = threading.get_ident()  # in a device's thread, the thread that called it
 
 
 this_thread = _Thread()
 
 
 def own(owner: Any, arrays: Sequence[mx.nd.NDArray]) -> list[mx.sym.Symbol]:
-    """Tell ``owner`` from now on of passes that write the gradients of ``arrays``; one has one.
+    """Make ``owner`` the only owner of ``arrays``, and return the arrays' variables.
 
-    The observers are given the owner and the array's index. When a gradient is attached to one of
-    the arrays again, ``owner.renew()`` is called. Returns the arrays' variables; signal handlers
-    wait until a pass has ended.
+    From now on the observers are given ``owner`` and the array's index when a pass writes one of
+    the gradients, and signal handlers wait until a pass has ended. When a gradient is attached to
+    one of the arrays again, ``owner.renew()`` is called.
     """
     _watch()
     variables: list[Any] = [graph_of(array.handle) for array in arrays]
@@ -78,7 +86,7 @@ def own(owner: Any, arrays: Sequence[mx.nd.NDArray]) -> list[mx.sym.Symbol]:
 
 
 def disown(owner: Any, variables: Sequence[mx.sym.Symbol]) -> None:
-    """Undo :func:`own`, where no other owner has taken the array since."""
+    """Undo :func:`own` for each array that no other owner has taken since."""
     for variable in variables:
         if owners.get(variable.name, (None,))[0] is owner:
             del owners[variable.name]
@@ -96,7 +104,7 @@ def _watch() -> None:
 
 @contextlib.contextmanager
 def one_recording() -> Iterator[Recording]:
-    """Have all passes that this thread makes in the scope be of one recording, which is yielded."""
+    """Yield a recording, which all passes that this thread makes in the scope count as."""
     before, this_thread.joint = this_thread.joint, Recording()
     try:
         yield this_thread.joint
@@ -105,14 +113,14 @@ def one_recording() -> Iterator[Recording]:
 
 
 def graph_of(handle: int | NDArrayHandle) -> mx.sym.Symbol | None:
-    """Return the graph that computed the array, or the variable of an array with a gradient."""
+    """Return the graph that computed the array, its variable if it has a gradient, or None."""
     graph = SymbolHandle()
     is_none = _LIB.MXAutogradGetSymbol(NDArrayHandle.from_param(handle), ctypes.byref(graph))
     return None if is_none else mx.sym.Symbol(graph)
 
 
 def _written(heads: Sequence[int]) -> list[Written]:
-    """Return what a pass from these heads writes: nothing if MXNet will refuse one of them."""
+    """Return what a pass from these heads will write: nothing if MXNet will refuse a head."""
     by_recording: dict[Recording, list[mx.sym.Symbol]] = {}
     for graph in map(graph_of, heads):
         if graph is None:
@@ -127,7 +135,10 @@ def _written(heads: Sequence[int]) -> list[Written]:
 
 
 def _recording_of(node: str) -> Recording:
-    """Return a node's recording: if several were open, this program's, otherwise the latest."""
+    """Return the recording a node belongs to.
+
+    If several threads were recording: this program's, if it was, else the one that began last.
+    """
     position = int(node[5:]) if node.startswith("node_") else 0
     found = None
     with lock:
@@ -140,7 +151,7 @@ def _recording_of(node: str) -> Recording:
         return found or _recordings[0][1]
 
 
-def _number(argument: Any) -> int:
+def _number(argument: Any) -> int:  # an int, or one of ctypes' objects
     return getattr(argument, "value", argument)
 
 
@@ -149,7 +160,7 @@ def _watched_pass(*arguments: Any) -> int:
     num_heads, heads, _, num_variables = arguments[:4]
     if this_thread.round:
         this_thread.round.begin_pass()
-    if _number(num_variables):  # autograd.grad, which writes other arrays
+    if _number(num_variables):  # it is autograd.grad, which writes other arrays
         return _backward(*arguments)
     with interrupts.held():
         handles = ctypes.cast(heads, ctypes.POINTER(ctypes.c_void_p))
@@ -214,7 +225,7 @@ def _mark() -> int:
     return int(graph.name[5:])
 
 
-# Pairs of a recording's first node and the recording, in order. The first pair is for all that are
-# not kept.
+# Pairs of a recording's first node and the recording, in order. The first pair stands for all
+# recordings that are not kept.
 _recordings = [(-1, Recording())]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

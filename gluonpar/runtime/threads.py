@@ -1,16 +1,16 @@
-"""The threads that compute on the host: a team for each CPU context, and a pool for whole arrays.
+"""The threads that compute on the host: a team for each CPU context, and a pool for NumPy.
 
 The engine has a worker thread for each CPU context, which starts an OpenMP team. Each of K contexts
 gets ``cores / K`` threads, at least one. A team can shrink but not grow: oneDNN allocates an
 operator's scratch memory for the team that first runs it, and MXNet caches the operator, so a
 larger team would write past the end (measured: a crash within a few steps). So teams start with a
 thread per processor (MXNet starts them with half of that, assuming hyperthreads), and only shrink.
-Workers that start later get the smallest share so far. All workers start again after a fork, as by
-a DataLoader with ``num_workers``, and after any subprocess under Python 3.8 and 3.9.
+Workers that start later get the smallest share so far. All workers start again after a fork, such
+as a DataLoader with ``num_workers`` makes, and under Python 3.8 and 3.9 after any subprocess.
 
-The pool's threads and a thread of the engine apply NumPy's functions to arrays of all CPU contexts,
-block by block: :func:`run`. A task's blocks stay in a core's cache from being read to being
-written, so each array is read from memory once and written once, whatever the function does.
+The pool's threads, together with a thread of the engine, apply NumPy's functions to arrays of all
+CPU contexts block by block (:func:`run`). A task's blocks stay in a core's cache from being read to
+being written, so each array is read from memory once and written once, whatever the function does.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from mxnet.base import _LIB
 from gluonpar.install import processors
 from gluonpar.runtime import engine, heap
 
-BLOCK_BYTES = 1 << 19  # of one array: smaller blocks cost more calls, larger ones leave the cache
-BYTES_INLINE = 2 << 20  # of all arrays: up to this the work takes less time than waking a worker
-BYTES_PER_THREAD = 16 << 20  # of all arrays: for less, waking a thread takes longer than it saves
+BLOCK_BYTES = 1 << 19  # of one array; smaller blocks cost more calls, larger ones leave the cache
+BYTES_INLINE = 2 << 20  # of all arrays; up to this the work takes less time than waking a worker
+BYTES_PER_THREAD = 16 << 20  # of all arrays; for less, waking a thread takes longer than it saves
 
 _SET_BY_USER = not {"OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"}.isdisjoint(os.environ)
 _last_shared: list[mx.Context] = []
 _limit: int | None = None
-_first_size: int | None = None  # of teams that started before any was shrunk
-_team_size: dict[int, int] = {}  # of teams that were shrunk, by device id
+_first_size: int | None = None  # the size of teams that started before any was shrunk
+_team_size: dict[int, int] = {}  # the sizes of teams that were shrunk, by device id
 _libgomp = ctypes.CDLL("libgomp.so.1")  # the one that libmxnet.so has loaded
 _openmp = _LIB["_ZN5mxnet6engine6OpenMP3GetEv"]  # mxnet::engine::OpenMP::Get()
 _openmp.restype = ctypes.c_void_p
-# The first size of a team: the second field (src/engine/openmp.h), after a bool.
+# The size with which a team starts: the second field (src/engine/openmp.h), after a bool.
 _thread_max = ctypes.c_int.from_address(_openmp() + 4)
 
 
 def cores() -> int:
-    """Return the number of processors that this process uses: all that it may, or the limit."""
+    """Return how many processors this process uses: the limit, if one is set, or all it may use."""
     return _limit or processors.usable()
 
 
 def limit(num_processors: int) -> None:
-    """Let this process use ``num_processors``, and other ranks the rest."""
+    """From now on let this process use ``num_processors``, and leave the rest to other ranks."""
     global _limit, _last_shared
     _limit, _last_shared = num_processors, []
     if not (_SET_BY_USER or engine.has_started()):
@@ -60,11 +60,12 @@ def limit(num_processors: int) -> None:
 
 
 def share(ctx: Sequence[mx.Context]) -> None:
-    """Give each distinct CPU context of ``ctx`` an even share of the processors, from now on.
+    """From now on give each distinct CPU context of ``ctx`` an even share of the processors.
 
-    GPUs are ignored, and all contexts if the user has set OMP_NUM_THREADS or MXNET_OMP_MAX_THREADS.
-    The first call, and a thread's first call with several contexts, also change the memory of
-    operators (:mod:`gluonpar.runtime.heap`). A call with the same contexts costs one comparison.
+    This ignores GPUs, and all contexts if the user has set OMP_NUM_THREADS or
+    MXNET_OMP_MAX_THREADS. The first call, and a thread's first call with several contexts, also
+    change the memory of operators (:mod:`gluonpar.runtime.heap`). A call with the same contexts
+    costs one comparison.
     """
     global _last_shared, _first_size
     heap.keep_freed()
@@ -89,7 +90,7 @@ def share(ctx: Sequence[mx.Context]) -> None:
 
 
 def size(ctx: mx.Context) -> int:
-    """Return the number of threads by which the CPU context ``ctx`` computes."""
+    """Return how many threads the team of the CPU context ``ctx`` has."""
     return _team_size.get(ctx.device_id, _thread_max.value)
 
 
@@ -101,7 +102,7 @@ def describe(ctx: Sequence[mx.Context]) -> str:
 
 
 def _shrink(ctx: mx.Context, num_threads: int) -> None:
-    """Set the size of the context's team on its worker, as OpenMP has a setting per thread."""
+    """Shrink the context's team: on its worker, because OpenMP has this setting per thread."""
 
     def on_worker() -> None:
         _libgomp.omp_set_num_threads(min(num_threads, _libgomp.omp_get_max_threads()))
@@ -117,14 +118,14 @@ def push(
     num_bytes: int,
     name: str,
 ) -> None:
-    """Push ``function``, which changes ``arrays`` and may call :func:`run` on ``num_bytes``."""
+    """Push ``function``, which changes ``arrays`` and may call :func:`run` for ``num_bytes``."""
     engine.push(function, ctx, writes=arrays, name=name, **place(num_bytes))
 
 
 def place(num_bytes: int) -> dict[str, bool]:
-    """Return arguments of :func:`engine.push` for a function that may call :func:`run`."""
+    """Return the arguments with which to push a function that may call :func:`run`."""
     if num_bytes >= BYTES_PER_THREAD:
-        pool()  # now, because a process that is ending cannot start threads
+        pool()  # makes it now, because a process that is ending cannot start threads
     small = num_bytes <= BYTES_INLINE
     return {"inline": small, "prioritized": not small}
 
@@ -137,8 +138,9 @@ def run(tasks: Sequence[Task], num_bytes: int, max_threads: int | None = None) -
 
     The arrays of a task are flat and of equal length. All are cut in the same places, and the
     function is given one block of each, in no particular order and on any thread. ``num_bytes`` is
-    that of all arrays; ``max_threads`` counts the calling thread, too (default: the number of
-    processors). An exception ends the work, and is raised when no thread uses the arrays any more.
+    the size of all arrays together. At most ``max_threads`` compute, including the calling thread
+    (default: the number of processors). An exception ends the work, and is raised when no thread
+    uses the arrays any more.
     """
     if num_bytes <= BLOCK_BYTES:
         return _call_all(tasks)
@@ -151,17 +153,16 @@ def run(tasks: Sequence[Task], num_bytes: int, max_threads: int | None = None) -
     num_threads = min(1 + num_bytes // BYTES_PER_THREAD, len(blocks), max_threads or cores())
     if num_threads <= 1:
         return _call_all(blocks)
-    remaining = iter(blocks)  # threads take one at a time: a late one takes fewer
+    remaining = iter(blocks)  # threads take one block at a time; a late thread takes fewer
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work() -> None:
-        error = None
         try:
             _call_all(remaining)
-        except BaseException as raised:  # it would end the pool's thread
-            error = raised
-            blocks.clear()  # so that the other threads stop
-        ended.put(error)
+            ended.put(None)
+        except BaseException as error:  # uncaught, it would end the pool's thread
+            blocks.clear()  # makes the other threads stop
+            ended.put(error)
 
     for _ in range(num_threads - 1):
         pool().put(work)
@@ -176,9 +177,9 @@ def _call_each(blocks: Iterable[Task]) -> None:
         function(*arrays)
 
 
-# As in MXNet's operators, overflow gives no warning. np.errstate would take microseconds.
-_numpy: Any = np  # of either version
-if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
+# Overflow gives no warning, as in MXNet's operators. np.errstate would take several times as long.
+_numpy: Any = np  # has the functions of either version
+if hasattr(np, "geterrobj"):  # NumPy 1 has these settings per thread
 
     def _call_all(blocks: Iterable[Task]) -> None:
         settings = _numpy.geterrobj()
@@ -188,7 +189,7 @@ if hasattr(np, "geterrobj"):  # NumPy 1, which has these settings per thread
         finally:
             _numpy.seterrobj(settings)
 
-else:  # in a context variable
+else:  # NumPy 2 has them in a context variable
     _SILENT = contextvars.Context()
     _SILENT.run(np.seterr, all="ignore")
 
@@ -198,7 +199,7 @@ else:  # in a context variable
 
 @functools.lru_cache(None)
 def pool() -> queue.SimpleQueue:
-    """Return the queue of functions, which must not raise, that the pool's threads call."""
+    """Return the queue of functions that the pool's threads call; the functions must not raise."""
     functions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def work() -> None:
