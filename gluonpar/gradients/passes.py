@@ -28,7 +28,7 @@ def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callab
         for each in reached:
             recording, record, i = each
             if isinstance(record, Unjoined):
-                record.note(number, thread, recording, i)
+                record.written.append((number, thread, recording, i))
                 continue
             followed.append((record, i))
             if record.adds():
