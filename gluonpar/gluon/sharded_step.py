@@ -22,7 +22,7 @@ from mxnet import gluon
 from mxnet.optimizer import SGD
 
 from gluonpar import gradients, metrics, optim, replicas
-from gluonpar.collectives import Exchange, in_buckets
+from gluonpar.collectives import Exchange
 from gluonpar.gluon.update import Updater, needs_one_root
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
@@ -81,11 +81,6 @@ class Step:
         """Return whether optimizer, kinds of parameters and contexts are still the same."""
         same_optimizer = self._updater.optimizer is self._optimizer
         return same_optimizer and _kinds(self._params) == self._kinds
-
-    def begin(self) -> None:
-        """Give all devices the first one's parameters and running statistics."""
-        lists = [param.list_data() for param in self._params]
-        self._exchange.inside.broadcast(in_buckets(lists))
 
     def parts(self, ignore_stale_grad: bool, **compared: Any) -> list[ParamBucket]:
         """Return the buckets to be summed, without parameters that no device of any rank used.

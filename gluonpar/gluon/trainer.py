@@ -15,12 +15,12 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, gradients, optim, replicas
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import Exchange
+from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import clipping, consistency, update
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.gluon.sharded_step import Step, are_finite
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import interrupts, memory, private_fields, used_numbers
+from gluonpar.runtime import interrupts, memory, private_fields
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
@@ -121,13 +121,15 @@ class Trainer(gluon.Trainer):
         # Before the first forward: it shares out threads.
         Exchange(self._contexts, **self.__options)
         update.check_draws_nothing(self._optimizer, cluster.size())
-        self.__identity = consistency.Identity(self.__in_order)
+        kinds = {"optimizer": type(self._optimizer).__name__, "bucket_bytes": bucket_bytes}
+        self.__identity = consistency.Identity(self.__in_order, **kinds, **self.__options)
         if self.__identity.name:
-            first.note = self.__note
+            of, note = self._params.__getitem__, self.__identity.note
+            first.note = lambda indices, used: note(map(of, indices), used)
             gradients.begin_to_count_samples()
         self.__grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
-            self.__compare()  # before the first forward, so that ranks that differ are refused
+            self.__identity.check()  # before the first forward: ranks that differ are refused
         consistency.start_alike(self.__in_order, self.__identity.names)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -309,13 +311,6 @@ class Trainer(gluon.Trainer):
             gradients.tell_samples(self.__grads, batch_size)
         return batch_size
 
-    def __note(self, indices: Sequence[int], used: used_numbers.Calls) -> None:
-        self.__identity.note([self._params[i] for i in indices], used)
-
-    def __compare(self) -> None:
-        optimizer, bucket_bytes = type(self._optimizer).__name__, self.__bucket_bytes
-        self.__identity.check(optimizer=optimizer, bucket_bytes=bucket_bytes, **self.__options)
-
     def __begun(self) -> Step:
         """Return what makes the steps, which is made anew after parameters have changed in kind.
 
@@ -331,14 +326,14 @@ class Trainer(gluon.Trainer):
             param.list_data()  # raises, naming the parameter, if it is not initialised
         is_first, self._contexts = self.__step is None, self._check_contexts()
         if is_first:
-            self.__compare()
+            self.__identity.check()
         first: Any = self._updaters[0]
         self._updaters = [first, *update.followers(self._params, self._contexts)]
         exchange = Exchange(self._contexts, **self.__options)
         how = first, exchange, self.__bucket_bytes, self.__identity.name
         self.__step = Step(self._params, self.__in_order, *how)
         if is_first and self._optimizer.num_update == self._optimizer.begin_num_update:
-            self.__step.begin()
+            exchange.inside.broadcast(in_buckets([param.list_data() for param in self._params]))
         return self.__step
 
     @interrupts.held()

@@ -17,6 +17,7 @@ from gluonpar.runtime import private_fields, tape
 _numbers = itertools.count()  # of passes
 
 
+@tape.observers.append
 def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callable[[], None]:
     """Note what a pass will write; return what is to be done after it."""
     samples.count(heads, reached)
@@ -54,9 +55,6 @@ def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callab
                     grads.grads[i] += before
 
     return end_pass
-
-
-tape.observers.append(_begin_pass)
 
 
 @private_fields.around(private_fields.ALLOCATES_GRADIENTS)

@@ -47,10 +47,10 @@ class Owner:
             if key in places and places[key][0] is self:
                 del places[key]
 
-    def weak(self, handles: Iterable[Any]) -> list[weakref.ref]:
-        """Return references to ``handles``; when one of the arrays is deleted, so is the record."""
+    def weak(self, objects: Iterable[Any]) -> list[weakref.ref]:
+        """Return references to ``objects``; when one of them is deleted, so is the record."""
         gone = functools.partial(_forget, weakref.ref(self))
-        return [weakref.ref(handle, gone) for handle in handles]
+        return [weakref.ref(each, gone) for each in objects]
 
 
 def _forget(record: Any, _: Any) -> None:
@@ -140,7 +140,7 @@ class OfParameter(Gradients):
     is_adopted = False
 
     def __init__(self, param: gluon.Parameter) -> None:
-        self.param: Any = weakref.ref(param, functools.partial(_forget, weakref.ref(self)))
+        [self.param] = self.weak([param])
         self.renew()
 
     def renew(self) -> None:

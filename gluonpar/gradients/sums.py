@@ -84,13 +84,11 @@ def _use(grads: Gradients) -> None:
         grads.lost.clear()
 
 
+@operations.after_sums.append
 def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
     """Note that a program has summed gradients over all devices: the next sum adds all of them."""
     for grads in filter(None, map(records.of_grads, lists)):
         grads.sums = Sums(range(len(grads.values)), by_program=True)
-
-
-operations.after_sums.append(_note_sums)
 
 
 def are_sums(of_params: Sequence[Gradients]) -> bool:
