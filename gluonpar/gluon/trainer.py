@@ -185,7 +185,7 @@ class Trainer(gluon.Trainer):
         """
         self.__begun()
         self.__divide_by(optim.check_batch_size(batch_size, may_overflow=True))
-        gradients.check_summed(self._params)
+        gradients.check_summed(self.__grads)
         self._update(ignore_stale_grad)
 
     @_not_recorded

@@ -138,6 +138,7 @@ class OfParameter(Gradients):
     """
 
     is_adopted = False
+    param: Any  # a weak reference
 
     def __init__(self, param: gluon.Parameter) -> None:
         [self.param] = self.weak([param])

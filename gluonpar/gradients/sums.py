@@ -17,13 +17,13 @@ import itertools
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import autograd
 
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import operations
-from gluonpar.gradients import ages, records
-from gluonpar.gradients.records import Gradients, Sums
+from gluonpar.gradients import ages
+from gluonpar.gradients.records import Gradients, OfParameter, Sums, of_grads
 from gluonpar.runtime import memory, tape
 
 
@@ -87,7 +87,7 @@ def _use(grads: Gradients) -> None:
 @operations.after_sums.append
 def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
     """Note that a program has summed gradients over all devices: the next sum adds all of them."""
-    for grads in filter(None, map(records.of_grads, lists)):
+    for grads in filter(None, map(of_grads, lists)):
         grads.sums = Sums(range(len(grads.values)), by_program=True)
 
 
@@ -97,15 +97,14 @@ def are_sums(of_params: Sequence[Gradients]) -> bool:
     return bool(counting) and all(grads.sums is not None for grads in counting)
 
 
-def check_summed(params: Iterable[gluon.Parameter]) -> None:
-    """Raise ValueError if gradients of ``params`` have been written since they were summed."""
-    for param in filter(records.tracked.__contains__, params):
-        grads = records.tracked[param]
+def check_summed(of_params: Iterable[OfParameter]) -> None:
+    """Raise ValueError if backward has written one of these gradients since they were summed."""
+    for grads in of_params:
         is_sum = len(grads.values) * cluster.size() == 1 or grads.sums is not None
         if not is_sum and any(grads.counting()):
             raise ValueError(
-                f"backward has written the gradient of {param.name} since the last sum over "
-                "devices; call allreduce_grads() before update(), or step() instead of both"
+                f"backward has written the gradient of {grads.param().name} since the last sum "
+                "over devices; call allreduce_grads() before update(), or step() instead of both"
             )
 
 
