@@ -350,7 +350,7 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
 class _MeanOverDevices(mx.operator.CustomOp):
     """Computes mean = (sum of sums) / (sum of counts) over devices, and its running mean.
 
-    Nothing waits here: what depends on other devices is written by an operator of :func:`_push`.
+    Nothing waits here: what depends on other devices is written by an operator of ``_push``.
     Calls for one device are ordered, because they all change ``running``.
     """
 

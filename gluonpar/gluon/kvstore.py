@@ -193,7 +193,7 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
 def _summed(
     lists: Sequence[Arrays], targets: Sequence[Arrays]
 ) -> tuple[list[mx.nd.NDArray], list[bool]]:
-    """Return each list's sum, as a new array, and the result of :func:`_begin_sums`."""
+    """Return each list's sum, as a new array, and the result of ``_begin_sums``."""
     exchange = collectives.exchange_of(lists)
     with autograd.pause():
         copies = [[array.copy() for array in data] for data in lists]
