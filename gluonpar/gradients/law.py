@@ -120,9 +120,9 @@ Written = Tuple[Any, Any, int]
 def write(
     written: Sequence[Written], thread: int, is_local: bool = False
 ) -> tuple[Batch, list[tuple[Any, int]]]:
-    """Note what a pass of ``thread``, of the job or inside ``cluster.local()``, will write.
+    """Note what a pass of ``thread`` will write; ``is_local`` if it is inside ``cluster.local()``.
 
-    Returns the batch that the pass is of, and the gradients that another part has written before.
+    Returns the batch of the pass, and the gradients that another part has written before.
     """
     recordings, params, indices = map(set, zip(*written))
     newest = max((tracked.newest(is_local) for tracked in params), key=lambda batch: batch.number)
@@ -133,7 +133,7 @@ def write(
     begins = is_over or _begins_another(newest, parts, devices, thread, is_first)
     batch = Batch(is_local) if begins else newest
     for part in parts:
-        if part.batch is not batch:
+        if part.batch is not batch:  # it takes along what it has written
             part.batch = batch
             batch.num_parts.update(part.devices)
     new = []
@@ -147,7 +147,7 @@ def write(
             batch.num_parts[device] += 1
     batch.last[thread] = devices
     batch.parts = {part for part in batch.parts - parts if not part.devices <= devices}
-    if is_first and not batch.parts:  # it might be a batch's first pass
+    if is_first and not batch.parts:  # this might be a batch's first pass
         batch.num_parts = collections.Counter(devices)
     batch.parts |= parts
     return batch, new
@@ -163,6 +163,7 @@ def _part(recording: Any, newest: Batch) -> Part:
 def _begins_another(
     batch: Batch, parts: set[Part], devices: set[Device], thread: int, is_first: bool
 ) -> bool:
+    """Return whether a pass of ``parts``, on ``devices``, begins another batch than this one."""
     others = {device for part in batch.parts - parts for device in part.devices}
     if others.isdisjoint(devices) or others <= devices:
         return False
@@ -173,7 +174,7 @@ def _begins_another(
 
 
 def discard(recording: Any) -> None:
-    """Let no gradient of a recording count: it is of tasks of which one has failed."""
+    """Let no gradient of a recording count, because one of its tasks has failed."""
     recording.has_failed = True
     if recording.part is not None:
         recording.part.has_failed = True
