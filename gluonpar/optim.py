@@ -14,14 +14,14 @@ from gluonpar import replicas
 from gluonpar.collectives import host
 from gluonpar.runtime import memory
 
-# multi_sgd_update, and all like it, copy pointers into arrays of this length without checking it.
+# multi_sgd_update and similar operators copy pointers into arrays of this length, and do not check.
 MOST_WEIGHTS = 60
 
 
 def sgd(params: Sequence[nd.NDArray], lr: float, batch_size: float) -> None:
     """Update by minibatch SGD, in place: ``param -= lr * param.grad / batch_size``.
 
-    ``params`` are one device's, of any float dtype, whose gradients hold the *sum* over
+    ``params`` are one device's parameters, of any float dtype. Their gradients hold the *sum* over
     ``batch_size`` samples; parameters without a gradient are left as they are. On a CPU context the
     update is one pass over memory, a quarter of the time of MXNet's own operator; on a GPU it is
     that operator. Nothing waits. Raises ValueError, with nothing changed, unless ``lr`` is finite
@@ -53,9 +53,9 @@ def _is_finite(lr: float) -> bool:
 
 
 def check_batch_size(batch_size: Any, may_overflow: bool = False) -> Any:
-    """Return the number of samples, which may be fractional (a weight); read an array of one.
+    """Return ``batch_size``, which may be fractional or an array of one element, as a number.
 
-    Raises ValueError unless it is positive and finite; with ``may_overflow`` also NaN or infinite.
+    Raises ValueError unless it is positive and finite, or with ``may_overflow`` NaN or infinite.
     """
     if isinstance(batch_size, mx.nd.NDArray) and batch_size.size == 1:
         batch_size = batch_size.asnumpy()
@@ -68,7 +68,7 @@ def check_batch_size(batch_size: Any, may_overflow: bool = False) -> Any:
 
 
 def update_by_sgd(buckets: Sequence[replicas.ParamBucket], lr: float, batch_size: float) -> None:
-    """Update by :func:`sgd` the parameters in ``buckets``, each copy by its own gradient."""
+    """Update the parameters in ``buckets`` as :func:`sgd` does, each copy by its own gradient."""
     update, copies = rule(lr, 1.0 / batch_size), [each for b in buckets for each in b.copies]
     for k in range(len(copies[0].params) if copies else 0):
         if host.on_host([memory.context(copies[0].params[k])]):  # in one operator

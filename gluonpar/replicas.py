@@ -1,15 +1,14 @@
 """A copy of the parameters per device, checks of the copies, and their gradients in buckets.
 
-A bucket holds the gradients of neighbouring parameters. They are summed over devices, and used in
-the update, in one operator or message. Buckets are filled from the last parameter to the first,
-because backward reaches the last layers first: their sum can start while backward computes the
-other gradients (Li et al., "PyTorch Distributed", VLDB 2020).
+A bucket holds the gradients of neighbouring parameters. One operator or message sums them over
+devices, or updates by them. Buckets are filled from the last parameter to the first, because
+backward reaches the last layers first: their sum can start while backward computes the other
+gradients (Li et al., "PyTorch Distributed", VLDB 2020).
 
-Every gradient is an array of its own, as anywhere in MXNet. If gradients were views of one flat
-array per bucket, sums would be simpler to write; but not every operator of MXNet can write a
-gradient into a view (the backward of Deconvolution ends the process), and a graph with static
-memory keeps writing to the arrays that it found first. An algorithm that needs one flat array
-copies.
+Every gradient is an array of its own, as anywhere in MXNet. Views of one flat array per bucket
+would make sums simpler; but not every operator of MXNet can write a gradient into a view (the
+backward of Deconvolution ends the process), and a graph with static memory keeps writing to the
+arrays that it found first. An algorithm that needs one flat array makes a copy.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class ReplicasDifferError(AssertionError):
 class Copies(NamedTuple):
     """One parameter, by index, on all devices: its copies, and their gradients.
 
-    ``counts[k]`` is whether the gradient on device k counts (:mod:`gluonpar.gradients`); the others
-    must not be added. An empty list means that all count.
+    ``counts[k]`` says whether the gradient on device k counts (:mod:`gluonpar.gradients`); other
+    gradients must not be added. An empty list means that all count.
     """
 
     index: int  # type: ignore[assignment]  # it hides tuple.index, which has no use here
@@ -51,28 +50,25 @@ class Copies(NamedTuple):
 
 
 class ParamBucket(NamedTuple):
-    """Neighbouring parameters, and the device that updates them, the root.
-
-    Without a root every device updates its own copies.
-    """
+    """Neighbouring parameters, and their root: the device that updates them, or None for each."""
 
     copies: Sequence[Copies]
     root: int | None = 0
 
     @property
     def grads(self) -> exchange.Bucket:
-        """The gradients, to be summed."""
+        """The gradients, for sums over devices."""
         counts = [each.counts for each in self.copies]
         return exchange.Bucket([each.grads for each in self.copies], self.root, counts)
 
     @property
     def params(self) -> exchange.Bucket:
-        """The copies of the parameters, to be broadcast."""
+        """The copies of the parameters, for a broadcast."""
         return exchange.Bucket([each.params for each in self.copies], self.root)
 
 
 class Replica(list):
-    """One device's parameters: a list of arrays, and the graphs that were traced for them."""
+    """One device's parameters: a list of arrays, which also has the graphs traced for them."""
 
     def __init__(self, params: Iterable[mx.nd.NDArray]) -> None:
         super().__init__(params)
@@ -94,7 +90,7 @@ def get_params(
     """Return copies of ``params`` on ``ctx``, each with a gradient; they never alias the originals.
 
     In a job of several processes the copies have rank 0's values, and all ranks must call this
-    equally often; inside ``gluonpar.cluster.local()`` each has its own.
+    equally often; inside ``gluonpar.cluster.local()`` each rank's copies have its own values.
     Gradients start at zero and are overwritten by every backward (``grad_req='write'``). Parameters
     whose indices are in ``frozen``, such as the running statistics of batch normalisation, have no
     gradient and are not updated. Raises TypeError unless ``ctx`` is a context. From ``get_params``
@@ -120,9 +116,9 @@ def check(
     ctx: Sequence[mx.Context],
     row_sparse: bool = False,
 ) -> list[Copies]:
-    """Return :func:`trained`, which raises ValueError for gradients that cannot be summed.
+    """Return the result of :func:`trained`, after a check of the parameters themselves.
 
-    Raises ValueError, too, unless ``device_params[i]`` are on ``ctx[i]`` and their shapes agree.
+    Raises ValueError unless ``device_params[i]`` are on ``ctx[i]`` and their shapes agree.
     """
     if len(device_params) != len(ctx):
         raise ValueError(
@@ -132,46 +128,43 @@ def check(
     numbers = [*map(len, device_params)]
     if len({*numbers}) > 1:
         raise ValueError(f"device_params must have equally many parameters each, got {numbers}")
-    return trained(device_params, row_sparse, ctx)
+    for i, copies in enumerate(zip(*device_params)):
+        operations.check_copies(copies, ctx, f"parameter {i}")
+    return trained(device_params, row_sparse)
 
 
 def trained(
-    device_params: Sequence[Sequence[mx.nd.NDArray]],
-    row_sparse: bool = False,
-    ctx: Sequence[mx.Context] | None = None,
+    device_params: Sequence[Sequence[mx.nd.NDArray]], row_sparse: bool = False
 ) -> list[Copies]:
     """Return the parameters that have a gradient.
 
     Raises ValueError if one has a gradient on some devices only, for gradients that differ in shape
-    or dtype, and for sparse ones unless ``row_sparse``. With ``ctx``, also for parameters that are
-    not on these contexts, or differ in shape.
+    or dtype, and for sparse ones unless ``row_sparse``.
     """
     of_devices = [
         params.grads() if isinstance(params, Replica) else [param.grad for param in params]
         for params in device_params
     ]
     with_gradient = []
-    for i, (copies, of_copies) in enumerate(zip(zip(*device_params), zip(*of_devices))):
-        if ctx is not None:
-            operations.check_copies(copies, ctx, f"parameter {i}")
-        without = [grad is None for grad in of_copies]
+    for i, (copies, grads) in enumerate(zip(zip(*device_params), zip(*of_devices))):
+        without = [grad is None for grad in grads]
         if any(without) and not all(without):
             raise ValueError(
                 f"parameter {i} has a gradient on some devices only; freeze the same parameters "
                 "on all devices"
             )
         if not any(without):
-            operations.check_list(of_copies, "gradients", row_sparse)
-            with_gradient.append(Copies(i, copies, of_copies))
+            operations.check_list(grads, "gradients", row_sparse)
+            with_gradient.append(Copies(i, copies, grads))
     return with_gradient
 
 
 def buckets(
     trained: Sequence[Copies], counting: Iterable[Sequence[bool]] | None = None
 ) -> list[ParamBucket]:
-    """Return the parameters in buckets, the last layers' first.
+    """Return the parameters in buckets, the last layers' parameters first.
 
-    ``counting`` has for each of them which devices' gradients count; None means that all do.
+    ``counting`` says for each parameter which devices' gradients count; None means that all do.
     """
     if counting is not None:
         trained = [each._replace(counts=counts) for each, counts in zip(trained, counting)]
@@ -179,11 +172,11 @@ def buckets(
 
 
 def neighbours(copies: Sequence[Copies], bucket_bytes: int | None = None) -> list[list[Copies]]:
-    """Return the parameters that share a bucket together: the last ones first.
+    """Return lists of the parameters that share a bucket, the last parameters first.
 
     A bucket has gradients of one dtype, and at most ``bucket_bytes`` per device (None:
-    BUCKET_BYTES). A row_sparse gradient has a bucket to itself. A parameter without elements is in
-    none.
+    BUCKET_BYTES), or one larger gradient. A row_sparse gradient has a bucket to itself. A parameter
+    without elements is in none.
     """
     return grouped(copies[::-1], lambda each: each.grads[0], bucket_bytes or BUCKET_BYTES)
 
@@ -195,10 +188,10 @@ def reduce_update(
 ) -> None:
     """Sum the gradients in ``buckets`` over all devices, and update all copies of the parameters.
 
-    For an exchange that ``may_fuse``. In one process the sum and the update are one pass over
-    memory. With several the sums must be on each bucket's root already. ``rule_of(copies)`` returns
-    the rule that updates a parameter, and the states that the rule is given
-    (:class:`gluonpar.collectives.host.Update`).
+    The exchange must be one that ``may_fuse``. In one process the sum and the update are one pass
+    over memory. With several processes the sums must be on each bucket's root already.
+    ``rule_of(copies)`` returns the rule that updates a parameter, and the states that are passed to
+    the rule (:class:`gluonpar.collectives.host.Update`).
     """
     alone = over.num_processes == 1
     for bucket in buckets:

@@ -1,14 +1,16 @@
 """Sums of numbers over devices. Each device adds its numbers when it gets there; no thread waits.
 
-A round is a call of :func:`run_tasks`, or a pass of a plain loop. A sum belongs to a round, and is
-over as many devices as the round has. The n-th sum that a layer begins in a round on one device is
-its n-th on all of them. The next round has new sums, however this one ends.
+A round is a call of :func:`run_tasks`, or a plain loop. A sum belongs to the round of its forward,
+and is over as many devices as the round has. The n-th sum that a layer begins in a round on one
+device is its n-th on all of them. The next round has new sums, however this one ends.
 
 In a job a sum is over the devices of all ranks. All ranks have the same name for a round, its place
 and its number there, and for a sum in it, ``SumKey.name``. When all devices of a rank have added
 their values, it sends these to all others. At the end of its tasks it sends their number, and how
 often they called each layer. So a sum is complete when every rank has sent either its values or the
 message that it has no task, and an error names ranks that differ.
+
+``_Sum.state`` alone says whether a sum will become complete.
 """
 
 from __future__ import annotations
@@ -30,10 +32,9 @@ from gluonpar.cluster import world
 from gluonpar.runtime import engine
 from gluonpar.tasks import Round
 
-Name = tuple  # of a round: (where it begins, number); of a sum: see SumKey
-# What ranks have sent of a round. By sum and rank: the values, (number of devices, n), while the
-# sum is incomplete; under _TASKS, by rank: Tasks.
-_Sent = DefaultDict[Name, Dict[int, Any]]
+# What ranks have sent of a round, by name and rank. A sum's name has the values, an array of shape
+# (number of devices, n), while the sum is incomplete; _TASKS has Tasks.
+_Sent = DefaultDict[tuple, Dict[int, Any]]
 _TASKS = ()
 
 
@@ -50,8 +51,8 @@ class SumKey(NamedTuple):
 
     sums: RoundSums
     layer: Any  # has a name, a name_in_job, is_local and timeout_seconds
-    of_variance: bool  # or of the mean
-    number: int  # of the layer's call
+    of_variance: bool  # whether it serves the variance, or else the mean
+    number: int  # the layer's calls are numbered
     of_gradients: bool = False
 
     @property
@@ -60,26 +61,25 @@ class SumKey(NamedTuple):
         return self.sums.number > 0 and not self.layer.is_local
 
     @property
-    def name(self) -> Name:
-        """The same on all ranks."""
+    def name(self) -> tuple:
+        """The sum's name, which is the same on all ranks."""
         return (self.layer.name_in_job, *self[2:])
 
 
 class RoundSums:
-    """The sums that layers begin in a round, and what the ranks of a job tell each other of it.
+    """The sums that layers begin in a round, and what the ranks of a job tell each other about it.
 
     Outside ``cluster.local()`` all ranks of a job take part in the round, and begin the rounds of
     one ``place`` in the same order.
     """
 
     def __init__(self, round_: Round, place: str = "run_tasks") -> None:
-        self.round, self.place = round_, place
-        job = world.world()
+        self.round, self.place, job = round_, place, world.world()
         self.messages: Any = job.messages if job else None
         self.rank = job.rank if job else 0
-        self.number = 0  # among the shared rounds of this place; 0 before join_ranks
+        self.number = 0  # of this round among the shared ones of its place; 0 before join_ranks
         self.sent: _Sent = collections.defaultdict(dict)
-        # By layer: the number of its sums, by device and whether they are of the variance.
+        # For each layer, how many sums it has begun, by (device, of_variance).
         self.begun: MutableMapping[Any, collections.Counter] = weakref.WeakKeyDictionary()
 
     def join_ranks(self) -> None:
@@ -92,26 +92,24 @@ class RoundSums:
                 self.sent = _sent.setdefault((self.place, self.number), self.sent)
                 weakref.finalize(self, _sent.pop, (self.place, self.number))
 
-    def send(self, what: Name, content: Any, is_shared: bool = True) -> None:
-        """Send this rank's values of the sum ``what``, or its Tasks."""
-        self.sent[what][self.rank] = content
+    def send(self, name: tuple, content: Any, is_shared: bool = True) -> None:
+        """Send this rank's values of the sum ``name``, or its Tasks."""
+        self.sent[name][self.rank] = content
         if is_shared:
-            self.messages.send(((self.place, self.number), what, content))
+            self.messages.send(((self.place, self.number), name, content))
 
     def send_tasks(self, failed: str = "") -> None:
         """Tell the other ranks how many tasks there were, and how often they called each layer."""
         with lock:
             if self.number:
-                calls = {
-                    layer.name_in_job: max(begun.values())
-                    for layer, begun in self.begun.items()
-                    if not layer.is_local
-                }
+                of_layers = self.begun.items()
+                shared = [(layer.name_in_job, n) for layer, n in of_layers if not layer.is_local]
+                calls = {name: max(begun.values()) for name, begun in shared}
                 self.send(_TASKS, Tasks(self.round.num_devices, calls, failed))
         _go_on()
 
     def wait_for_tasks(self, seconds: float) -> dict[str, int]:
-        """On a rank without tasks, wait for the others'; return how often they called each layer.
+        """On a rank without tasks, wait for the others; return how often they called each layer.
 
         Raises RuntimeError if the ranks differ, if a task has failed on one, and after ``seconds``.
         """
@@ -135,25 +133,23 @@ class RoundSums:
 
     def failure(self) -> str:
         """Return why sums cannot become complete: a task has failed, or the ranks differ."""
-        said = [(rank, tasks) for rank, tasks in sorted(self.sent[_TASKS].items()) if tasks.number]
-        for rank, tasks in said:
+        sent = {rank: tasks for rank, tasks in sorted(self.sent[_TASKS].items()) if tasks.number}
+        for rank, tasks in sent.items():
             if tasks.failed:
                 return f"rank {rank}: {tasks.failed}"
-        for rank, tasks in said[1:]:
-            first, ours, theirs = said[0][0], said[0][1].calls, tasks.calls
-            counts = "; ".join(
-                f"{layer} was called {ours.get(layer, 0)} times on rank {first} and "
-                f"{theirs.get(layer, 0)} times on rank {rank}"
-                for layer in sorted({*ours, *theirs})
-                if ours.get(layer) != theirs.get(layer)
-            )
-            if counts:
-                return (
-                    f"the ranks differ in call {self.number} of {self.place}: {counts}. All ranks "
-                    "must make the same layers, and call run_tasks equally often with the same "
-                    "ones, also without samples (shards [])"
-                )
-        return ""
+        different = []
+        for layer in sorted({layer for tasks in sent.values() for layer in tasks.calls}):
+            calls = {rank: tasks.calls.get(layer, 0) for rank, tasks in sent.items()}
+            if len({*calls.values()}) > 1:
+                listed = " and ".join(f"{num} times on rank {rank}" for rank, num in calls.items())
+                different.append(f"{layer} was called {listed}")
+        if not different:
+            return ""
+        return (
+            f"the ranks differ in call {self.number} of {self.place}: {'; '.join(different)}. All "
+            "ranks must make the same layers, and call run_tasks equally often with the same ones, "
+            "also without samples (shards [])"
+        )
 
     def begin(self, layer: Any, ctx: mx.Context, of_variance: bool) -> SumKey:
         """Return the key of the layer's next sum on ``ctx``."""
@@ -179,8 +175,8 @@ class RoundSums:
         """After an error in a task, fail the sums that wait for its device; wait for all operators.
 
         Waiting clears the errors of the sums that fail. Sums of earlier rounds become complete,
-        unless they are of gradients and a device has not called backward, which may be in a later
-        round than forward.
+        except sums of gradients of which a device has not called backward: that may have been the
+        task that failed, as backward may be in a later round than forward.
         """
         self.round.failed = "a task failed on another device"
         self.send_tasks("a task failed")
@@ -204,12 +200,12 @@ def _listed(devices: Iterable[mx.Context]) -> str:
 
 
 class _Sum:
-    """The values that have arrived so far, and the operators that wait for the others."""
+    """The values of a sum that have arrived so far, and the operators that wait for the others."""
 
     def __init__(self, key: SumKey) -> None:
         self.key = key
         self.values: dict[mx.Context, np.ndarray] = {}
-        self.ends: list[Callable[[Any, str], None]] = []  # of the operators
+        self.ends: list[Callable[[Any, str], None]] = []  # they end the operators
         self.began = time.monotonic()
 
     def missing(self) -> list[int]:
@@ -248,7 +244,7 @@ class _Sum:
         )
 
     def end(self, why: str, parts: dict[int, np.ndarray]) -> None:
-        """End the operators that wait: with the sum of ``parts``, or if it is lost, with errors."""
+        """End the operators that wait: with the sum of the ranks' ``parts``, or with an error."""
         message = self._message(why, parts)
         total = 0 if message else sum(row for _, rows in sorted(parts.items()) for row in rows)
         for end in self.ends:
@@ -258,7 +254,7 @@ class _Sum:
                 end(total, traceback.format_exc())
 
     def _message(self, why: str, parts: dict[int, np.ndarray]) -> str:
-        """Return the error of the operators that wait; "" if there is none."""
+        """Return the error for the operators that wait; "" if there is none."""
         name, num_devices = self.key.layer.name, self.key.sums.round.num_devices
         if why and num_devices and self.key.sums.rank not in parts:
             return (
@@ -274,14 +270,15 @@ class _Sum:
         return why and f"{name}: {why}"
 
 
-lock = engine.lock()  # also notified of other ranks' messages
+lock = engine.lock()  # also notified when another rank's message has arrived
 _num_begun: collections.Counter[str] = collections.Counter()  # shared rounds, by place
-# By round: those that some operator may still add to, and those that have not begun here.
-_sent: dict[Name, _Sent] = {}
-_num_waiting = 0  # for tasks of other ranks
+# By (place, number): what was sent of a round to which some operator may still add, or which has
+# not begun here.
+_sent: dict[tuple, _Sent] = {}
+_num_waiting = 0  # threads in wait_for_tasks
 _incomplete: dict[SumKey, _Sum] = {}
 _num_named: collections.Counter[str] = collections.Counter()  # layers of all ranks, by name
-_abandoned: list[str] = []  # why, while the operators of a failed round end
+_abandoned: list[str] = []  # why sums of gradients fail while the operators of a failed round end
 
 
 def name_in_job(name: str) -> str:
@@ -296,7 +293,7 @@ def name_in_job(name: str) -> str:
 def add(
     key: SumKey, ctx: mx.Context | None, values: np.ndarray | None, end: Callable[[Any, str], None]
 ) -> None:
-    """Add the ``values`` of ``ctx`` to a sum; None on a rank without tasks. Returns at once.
+    """Add the ``values`` of ``ctx`` to a sum (None on a rank without tasks). Returns at once.
 
     When all devices' values are there, ``end(total, "")`` is called for every device with the
     float64 sum, on the thread that has added the last values, or has received them from another
@@ -333,11 +330,11 @@ def _go_on() -> None:
 
 
 def _receive(rank: int, message: Any) -> None:
-    """Take a message of another rank."""
+    """Store a message of another rank."""
     with lock:
-        (place, number), what, content = message
+        (place, number), name, content = message
         if (place, number) in _sent or number > _num_begun[place]:  # else it comes too late
-            _sent.setdefault((place, number), collections.defaultdict(dict))[what][rank] = content
+            _sent.setdefault((place, number), collections.defaultdict(dict))[name][rank] = content
         lock.notify_all()
     _go_on()
 

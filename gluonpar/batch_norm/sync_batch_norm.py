@@ -84,23 +84,21 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         _check_num_devices(num_devices)
         super().__init__(axis, *args, in_channels=in_channels, **kwargs)
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
-        self.momentum = self._kwargs["momentum"]
-        self._half = False
-        self.is_local = cluster.is_local()  # not of the ranks of a job
-        self._key = self.name_in_job = uuid.uuid4().hex
-        if not self.is_local:
-            self.name_in_job = device_sums.name_in_job(self.name)
+        self.momentum, self._half = self._kwargs["momentum"], False
+        self.is_local, self._key = cluster.is_local(), uuid.uuid4().hex
+        # The other ranks have this layer, too, unless it is local.
+        self.name_in_job = self._key if self.is_local else device_sums.name_in_job(self.name)
         self._plain_sums: RoundSums | None = None
         _layers[self._key] = self
-
-    def _num_devices(self) -> int:
-        """Return what is set, or the number of the parameters' contexts; 1 if there are none."""
-        return self.num_devices or len(self._contexts()) or 1
 
     def _contexts(self) -> list[mx.Context]:
         """Return the parameters' contexts; none if they have not been initialised."""
         known = private_fields.values(self.gamma) or private_fields.awaits_shape(self.gamma)
         return self.gamma.list_ctx() if known else []
+
+    def _num_devices(self) -> int:
+        """Return ``num_devices``, or if it is None, the number of contexts of the parameters."""
+        return self.num_devices or len(self._contexts()) or 1
 
     def cast(self, dtype: Any) -> None:
         """Cast inputs and outputs to ``dtype``; for float16 the parameters stay float32."""
@@ -108,7 +106,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self._half = np.dtype(dtype) == np.float16
 
     def forward(self, x: Any, *more: Any) -> Any:
-        """Refuse a call that would never end; else compute."""
+        """Normalise ``x``, unless the call might never end: then raise RuntimeError."""
         if not self._kwargs["use_global_stats"]:
             devices.check_distinct(self._contexts())
             symbolic = isinstance(x, mx.sym.Symbol)
@@ -132,12 +130,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         current, plain = tasks.current_round(), self._plain_sums
         if current:
             return current.sums
-        how = self._num_devices(), cluster.size() > 1
-        if (
-            not plain
-            or plain.round.failed
-            or (plain.round.num_devices, bool(plain.messages)) != how
-        ):
+        how = self._num_devices(), cluster.size() > 1, ""
+        if not plain or (plain.round.num_devices, bool(plain.messages), plain.round.failed) != how:
             place = f"a plain loop with {self.name_in_job}"
             plain = self._plain_sums = RoundSums(tasks.Round(how[0]), place)
         return plain
@@ -182,7 +176,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
 
 
 _OPERATOR = "gluonpar_mean_over_devices"
-_Results = Callable[[np.ndarray], Iterable[np.ndarray]]  # what is computed from a sum
+_Results = Callable[[np.ndarray], Iterable[np.ndarray]]  # computes from a sum what is written
 
 _PLAIN_LOOP = """{} cannot train on CPU contexts in a plain loop, in which one device may be \
 queued for ever behind another that waits for it. Run forward and backward in run_tasks:
@@ -195,9 +189,9 @@ _NAIVE_ENGINE = (
 )
 
 
-# Symbols refer to layers by key: to layers of blocks, and to layers made for an imported symbol.
+# A symbol names its layer by a key: the layer of a block, or one made for an imported symbol.
 _layers: weakref.WeakValueDictionary[str, SyncBatchNorm] = weakref.WeakValueDictionary()
-_imported: dict[str, SyncBatchNorm] = {}
+_imported: list[SyncBatchNorm] = []  # which nothing else keeps
 
 
 @tasks.scopes.append
@@ -223,11 +217,10 @@ def _share_statistics(sums: RoundSums) -> None:
     """Copy the running statistics to the devices that had no task."""
     took_part = sums.round.devices
     for layer in sums.begun:
-        params = layer.running_mean, layer.running_var
-        if not all(private_fields.values(p) and took_part[0] in p.list_ctx() for p in params):
-            continue  # it was made for an imported symbol
-        for param in params:
-            for c in set(param.list_ctx()).difference(took_part):
+        for param in (layer.running_mean, layer.running_var):
+            # A layer that was made for an imported symbol has no values.
+            ctx = param.list_ctx() if private_fields.values(param) else []
+            for c in {*ctx}.difference(took_part) if took_part[0] in ctx else ():
                 param.data(took_part[0]).copyto(param.data(c))
 
 
@@ -277,10 +270,18 @@ def _push(
     refusal: str = "",
     settles: Sequence[mx.nd.NDArray] = (),
 ) -> None:
-    """Push an operator that adds the values of ``ctx`` to a sum; its results go into ``arrays``.
+    """Push an operator that adds the values of ``ctx`` to a sum, and writes ``results(sum)``.
 
-    ``arrays`` are in the host's memory. The operator ends when ``results(sum)`` are written, or
-    with an error, such as ``refusal``. For ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
+    The results go into ``arrays``, which are in the host's memory. This happens in order:
+
+    1. The engine calls ``begin``, which adds the values, and returns: no thread waits.
+    2. Other devices' operators, and messages of other ranks, add the other values.
+    3. The thread that adds the last ones calls ``end`` of every device with the sum.
+    4. ``end`` writes the results.
+    5. ``complete`` ends the operator, and the engine starts what reads ``arrays``.
+
+    If the sum cannot become complete, the operator ends with an error; if there is a ``refusal``,
+    with this one at once. For ``settles`` see :func:`gluonpar.runtime.engine.prepare`.
     """
 
     def begin(complete: Callable) -> None:
@@ -300,8 +301,8 @@ def _push(
 def set_num_devices(net: gluon.Block, num_devices: int | None) -> None:
     """Set the number of devices that every SyncBatchNorm of ``net`` has in a plain loop on GPUs.
 
-    None is the number of contexts that hold its parameters. In :func:`run_tasks` it is the number
-    of tasks, whatever is set. Raises ValueError below 1.
+    None means the number of contexts that hold its parameters. In :func:`run_tasks` the number of
+    tasks counts, whatever is set. Raises ValueError below 1.
     """
     _check_num_devices(num_devices)
 
@@ -319,7 +320,7 @@ def _check_num_devices(num_devices: int | None) -> None:
 
 @mx.operator.register(_OPERATOR)
 class _MeanOverDevicesProp(mx.operator.CustomOpProp):
-    """The operator's attributes, which a symbol keeps as strings."""
+    """Has the operator's attributes, which a symbol keeps as strings."""
 
     def __init__(self, key: str, name_of_layer: str, momentum: str, **numbers: str) -> None:
         super().__init__(need_top_grad=True)
@@ -341,16 +342,16 @@ class _MeanOverDevicesProp(mx.operator.CustomOpProp):
         if layer is None:  # the block is gone, or was in another process
             how: Any = {"num_devices": self.num_devices, "momentum": self.momentum}
             layer = SyncBatchNorm(prefix=self.name, **how)
-            _imported[self.key] = _layers[self.key] = layer
+            _layers[self.key] = layer
+            _imported.append(layer)
         return _MeanOverDevices(self, layer, mx.Context(ctx))
 
 
 class _MeanOverDevices(mx.operator.CustomOp):
-    """mean = (sum of sums) / (sum of counts) over devices, and the running mean of it.
+    """Computes mean = (sum of sums) / (sum of counts) over devices, and its running mean.
 
-    Nothing waits here: arrays that depend on other devices are written by operators that end when
-    the last device has arrived. Calls for one device are ordered, because they all change
-    ``running``.
+    Nothing waits here: what depends on other devices is written by an operator of ``_push``.
+    Calls for one device are ordered, because they all change ``running``.
     """
 
     def __init__(self, prop: _MeanOverDevicesProp, layer: SyncBatchNorm, ctx: mx.Context) -> None:
@@ -360,8 +361,8 @@ class _MeanOverDevices(mx.operator.CustomOp):
         # Forward raises it; the message of an error that is raised here would be lost.
         self._refusal = "" if prop.frozen else layer._refusal([ctx])
         self._next = self._begin() if autograd.is_training() and not prop.frozen else None
-        self._key: SumKey | None = None  # of the sum, if forward was in training
-        self._count = 0.0  # of values per channel, over all devices
+        self._key: SumKey | None = None  # the sum's, if forward was in training
+        self._count = 0.0  # the number of values per channel, over all devices
 
     def _begin(self) -> SumKey:
         return self._layer._sums().begin(self._layer, self._ctx, self._prop.variance)
@@ -415,9 +416,10 @@ class _MeanOverDevices(mx.operator.CustomOp):
 def _without_static_shape(
     init: Callable, graph: Any, symbol: mx.sym.Symbol, flags: Sequence[tuple] = ()
 ) -> None:
-    """Have the operator made in each forward, where its round is known.
+    """Make graphs with the operator without ``static_shape``.
 
-    With ``static_shape`` it would be kept, and two forward passes would run it in any order.
+    So the operator is made in each forward, where its round is known. With ``static_shape`` it
+    would be kept, and two forward passes would run it in any order.
     """
     if "static_shape" in dict(flags) and _OPERATOR in symbol.tojson():
         flags = [flag for flag in flags if flag[0] != "static_shape"]

@@ -1,8 +1,8 @@
 """Clipping by the global norm: the square root of the sum of squares of all elements.
 
 Squares are added in a wider type, in which they neither overflow nor vanish: float64, or
-``long double`` for float64. On CPU contexts that is one pass over the memory, by NumPy; otherwise
-MXNet's ``norm`` of float64 copies, one array at a time.
+``long double`` for float64. On CPU contexts NumPy does this in one pass over the memory; otherwise
+MXNet's ``norm`` does it for float64 copies, one array at a time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from gluonpar.runtime import memory, threads
 def clip_global_norm(arrays: Sequence[mx.nd.NDArray], max_norm: float) -> mx.nd.NDArray:
     """Scale ``arrays``, in place, so that their global norm is at most ``max_norm``.
 
-    They are any number on the current context, dense or row_sparse, ``mx.nd`` or ``mx.np``, of any
-    float dtypes, none without elements, as no Parameter is. Elements are multiplied in float64, and
-    then rounded. Returns the norm before, without waiting: a float64 array of shape (1,) on that
-    context, right to seven digits where the elements are finite; infinite or NaN if one is not. To
-    be called where autograd records nothing and arrays may have 0 dimensions.
+    They are any number of arrays on the current context, dense or row_sparse, ``mx.nd`` or
+    ``mx.np``, of any float dtypes, and have elements, as Parameters do. Elements are multiplied in
+    float64, and then rounded. Returns the norm before, without waiting: a float64 array of shape
+    (1,) on that context, right to seven digits where the elements are finite; infinite or NaN if
+    one is not. Call it where autograd records nothing and arrays may have 0 dimensions.
     """
     by_numpy: list[mx.nd.NDArray] = []
     others: list[mx.nd.NDArray] = []
     for array in arrays:
         takes_numpy = array.stype == "default" and host.on_host([array.context])
         (by_numpy if takes_numpy else others).append(array.as_nd_ndarray())
-    norms = [_as_float64(array).norm().reshape((1,)) for array in others]
+    norms = []
+    for array in others:
+        in_float64 = array.dtype == np.float64
+        wide = array.tostype("default") if in_float64 else array.astype("float64")
+        norms.append(wide.norm().reshape((1,)))  # MXNet scales dense arrays: no overflow
     if by_numpy:
         name = "gluonpar.global_norm"
         norms.append(host.reduced(by_numpy, _sum_of_squares, _root, "float64", name))
@@ -50,13 +54,6 @@ def clip_global_norm(arrays: Sequence[mx.nd.NDArray], max_norm: float) -> mx.nd.
             wide = mx.nd.elemwise_mul(wide, by)
         wide.astype(array.dtype, copy=False).copyto(array)
     return norm
-
-
-def _as_float64(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the array in float64; of dense ones MXNet scales the norm, so it does not overflow."""
-    if array.dtype == np.float64:
-        return array.tostype("default")
-    return array.astype("float64")
 
 
 def _sum_of_squares(block: np.ndarray) -> np.floating:
@@ -78,9 +75,8 @@ def _scale_on_host(arrays: Sequence[mx.nd.NDArray], factor: mx.nd.NDArray) -> No
             tasks = [(functools.partial(_scale, by), [memory.view(array)]) for array in arrays]
             threads.run(tasks, num_bytes)
 
-    threads.push(
-        work, factor.context, [*arrays, factor], num_bytes, name="gluonpar.clip_global_norm"
-    )
+    name = "gluonpar.clip_global_norm"
+    threads.push(work, factor.context, [*arrays, factor], num_bytes, name=name)
 
 
 def _scale(by: np.float64, block: np.ndarray) -> None:

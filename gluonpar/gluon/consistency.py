@@ -1,8 +1,8 @@
-"""What must be the same on all ranks of a job: a Trainer's parameters, options and initial values.
+"""Keeps alike on all ranks of a job: a Trainer's parameters, options and initial values.
 
 Only the order of calls says which gradients of the ranks belong together. So the Trainers of a job
-are numbered in the order in which they are made, and each has a name of that number and its first
-parameters' names. Its sums have this name, and if two ranks' next sums are of different Trainers,
+are numbered in the order in which they are made, and named by the number and their first
+parameters. A Trainer's sums have its name, and if two ranks' next sums are of different Trainers,
 an error names both. Ranks also compare what an update used, and values that programs have set.
 
 A parameter whose shape is not known yet is initialised in the first forward pass, and any parameter
@@ -16,7 +16,7 @@ import itertools
 import re
 import weakref
 from types import MappingProxyType
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from mxnet import gluon
@@ -25,12 +25,12 @@ from gluonpar import cluster
 from gluonpar.runtime import private_fields, used_numbers
 
 _numbers = itertools.count(1)
-# Parameters whose initial values are rank 0's, and their names in errors.
+# The parameters whose initial values come from rank 0, and their names in errors.
 _alike: weakref.WeakKeyDictionary[gluon.Parameter, str] = weakref.WeakKeyDictionary()
 
 
 class Identity:
-    """What tells a Trainer from others; ``params`` are in the order in which they were given.
+    """Identifies a Trainer on all ranks, by its ``params``, in the order as given, and options.
 
     In one process it has no name, and nothing is compared.
     """
@@ -38,7 +38,7 @@ class Identity:
     name = ""
     names: Mapping[gluon.Parameter, str] = MappingProxyType({})
 
-    def __init__(self, params: Sequence[gluon.Parameter]) -> None:
+    def __init__(self, params: Sequence[gluon.Parameter], **options: Any) -> None:
         if cluster.size() == 1:
             return
         self.names = names(params)
@@ -46,21 +46,22 @@ class Identity:
         self.name = f"Trainer {next(_numbers)} ({', '.join([*self.names.values()][:3])}{more})"
         alike = filter(private_fields.differentiable, params)
         self._alike = [(f"value of {self.names[param]}", param) for param in alike]
-        self._has_compared, self._num_set = False, [*map(private_fields.times_set, params)]
+        self._options, self._has_compared = options, False
+        self._num_set = [*map(private_fields.times_set, params)]
 
-    def check(self, **options: Any) -> None:
+    def check(self) -> None:
         """Raise ValueError on all ranks if Trainers differ; the first call waits for all ranks."""
         if self.name and not self._has_compared:
             kinds = [(name, p.shape, np.dtype(p.dtype).name) for p, name in self.names.items()]
             of_params = {f"parameter {i}": kind for i, kind in enumerate(kinds)}
-            cluster.check_equal({**options, **of_params})
+            cluster.check_equal({**self._options, **of_params})
             self._has_compared = True
 
     def compared(self, **facts: Any) -> dict[str, Any]:
         """Return what ranks compare before a sum, for :func:`gluonpar.cluster.check_equal_async`.
 
-        That is these facts, which parameters are frozen, and, if the program has set some since the
-        last call, their values, but not running statistics: each rank has its own.
+        They compare these facts and which parameters are frozen; if the program has set some since
+        the last call, also values. Each rank has running statistics of its own.
         """
         if not self.name:
             return {}
@@ -71,17 +72,17 @@ class Identity:
         has_changed = self._num_set != before
         return {"facts": {"grad_req": reqs, **facts}, "arrays": arrays, "has_changed": has_changed}
 
-    def note(self, params: Sequence[gluon.Parameter], used: used_numbers.Calls) -> None:
-        """Have ranks compare, when they meet next, the numbers by which ``params`` were updated."""
-        of_params = map(self.names.__getitem__, params)
-        cluster.note(zip(of_params, used_numbers.by_array(used, len(params))))
+    def note(self, updated: Iterable[gluon.Parameter], used: used_numbers.Calls) -> None:
+        """Have ranks compare, when they meet next, the numbers by which parameters were updated."""
+        named = [*map(self.names.__getitem__, updated)]
+        cluster.note(zip(named, used_numbers.by_array(used, len(named))))
 
 
 def names(params: Sequence[gluon.Parameter]) -> dict[gluon.Parameter, str]:
-    """Return the parameters' names; blocks that MXNet has numbered have other numbers in them.
+    """Return the parameters' names, with a number of ours for each block that MXNet has numbered.
 
     MXNet numbers a block without a prefix of its own, and without a parent, by the blocks that this
-    process has made before, which may be others on each rank. Here a block's number is its position
+    process has made before, which may differ between ranks. Here a block's number is its position
     among the numbered blocks of the network, the smallest block that has all of ``params``.
     """
     blocks = [one for one in gc.get_objects() if issubclass(type(one), gluon.Block)]
@@ -105,8 +106,9 @@ def start_alike(
 ) -> None:
     """Give ``params`` rank 0's values, now and whenever they are initialised, on all devices.
 
-    Random operators then draw other numbers on each rank. All ranks must call this, and initialise,
-    with the same parameters in the same order. Errors call them as ``named``, by :func:`names`.
+    From then on random operators draw other numbers on each rank. All ranks must call this, and
+    initialise, with the same parameters in the same order. Errors name them by ``named``, a result
+    of :func:`names`.
     """
     if cluster.size() == 1:
         return

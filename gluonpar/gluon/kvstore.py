@@ -1,4 +1,4 @@
-"""kvstore='gluonpar': gluonpar's collectives for loops of one's own, and for other code of MXNet's.
+"""kvstore='gluonpar': gluonpar's collectives for loops of one's own, and for MXNet's other code.
 
 Importing this module registers the name for ``mx.kv.create``. A ``gluon.Trainer`` of this store is
 a :class:`gluonpar.Trainer`; for ``Module.fit(kvstore='gluonpar')`` see
@@ -16,7 +16,7 @@ from mxnet import autograd
 from gluonpar import cluster, collectives, gradients
 from gluonpar.runtime import heap, interrupts, memory
 
-Arrays = Sequence[mx.nd.NDArray]  # of a key, one per device
+Arrays = Sequence[mx.nd.NDArray]  # a key's arrays, one per device
 
 
 @mx.kvstore.KVStoreBase.register  # under the class's name in lower case
@@ -43,11 +43,11 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         self._cluster_scope = cluster.scope()
 
     def __del__(self) -> None:
-        """Free nothing: there is no store of MXNet's behind this one."""
+        """Free nothing: no store of MXNet is behind this one."""
 
     @property
     def type(self) -> str:
-        """'gluonpar', or 'dist_sync_gluonpar' with several processes.
+        """The name 'gluonpar', or 'dist_sync_gluonpar' with several processes.
 
         From 'dist' and '_sync' Module concludes that a batch has the samples of all processes.
         """
@@ -73,7 +73,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     def init(self, key: Any, value: Any) -> None:
         """Store the array ``value`` under ``key``; with a list of keys, one array per key.
 
-        With several processes, rank 0's value is copied to ``value`` of all before.
+        With several processes, rank 0's value is first copied to ``value`` of all processes.
         """
         for name, (array,) in zip(_keys(key), _lists(key, value, "value")):
             if self.num_workers > 1:
@@ -100,7 +100,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
         becomes the sum. With a list of keys, ``value`` and ``out`` hold one list of arrays per key,
         all on the same contexts. With several processes the sum is over the devices of all. Where
         the arrays that become the sum are a Parameter's gradients, a device that had no sample adds
-        nothing, and gets the sum, too.
+        nothing, and also gets the sum.
 
         Raises ValueError for arrays of different shapes or dtypes, and for an array under two keys.
         Give row_sparse arrays to :meth:`push`.
@@ -126,9 +126,9 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Store the sum of the arrays ``value``, one per device, under ``key``.
 
-        With a list of keys, one list of arrays per key, all on the same contexts. With several
-        processes the sum is over the devices of all. For gradients that are row_sparse; sum dense
-        ones with :meth:`pushpull`, which copies nothing.
+        With a list of keys, ``value`` has one list of arrays per key, all on the same contexts.
+        With several processes the sum is over the devices of all. This is for row_sparse gradients;
+        sum dense ones with :meth:`pushpull`, which copies nothing.
         """
         lists = _lists(key, value, "value")
         if lists:
@@ -137,7 +137,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
     def pull(
         self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True
     ) -> None:
-        """Copy the value stored under ``key`` last to every array of ``out``.
+        """Copy the value that was last stored under ``key`` to every array of ``out``.
 
         ``ignore_sparse`` is not used. Raises KeyError if nothing has been stored.
         """
@@ -170,11 +170,10 @@ def is_ours(kvstore: Any) -> bool:
 
 
 def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool]:
-    """Prepare ``lists``, whose sums become ``targets``; return for each whether any rank adds one.
+    """Prepare ``lists``, whose sums become ``targets``; return for each if any rank adds an array.
 
-    Where a target is the gradients of a Parameter, the arrays of devices whose gradients do not
-    count are set to zero, and the gradients are marked as sums, by which a Trainer updates all
-    devices.
+    Where a target is a Parameter's gradients, the arrays of devices whose gradients do not count
+    are set to zero, and the gradients are marked as sums, by which a Trainer updates all devices.
     """
     of_targets = [*map(gradients.of_grads, targets)]
     known = [grads for grads in of_targets if grads is not None]
@@ -194,7 +193,7 @@ def _begin_sums(targets: Sequence[Arrays], lists: Sequence[Arrays]) -> list[bool
 def _summed(
     lists: Sequence[Arrays], targets: Sequence[Arrays]
 ) -> tuple[list[mx.nd.NDArray], list[bool]]:
-    """Return the sum of each of ``lists``, for its target, as a new array; and if any rank adds."""
+    """Return each list's sum, as a new array, and the result of ``_begin_sums``."""
     exchange = collectives.exchange_of(lists)
     with autograd.pause():
         copies = [[array.copy() for array in data] for data in lists]
@@ -208,7 +207,7 @@ def _keys(key: Any) -> Sequence[Any]:
 
 
 def _lists(key: Any, arrays: Any, name: str) -> list[Arrays]:
-    """One list of arrays per key."""
+    """Return one list of arrays per key."""
     several = isinstance(key, (list, tuple))
     if several and len(key) != len(arrays):
         raise ValueError(f"{name} must hold one entry per key, got {len(arrays)} for keys {key}")

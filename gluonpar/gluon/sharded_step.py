@@ -1,4 +1,4 @@
-"""Step: which gradients a Trainer sums, on which device, and who updates each parameter.
+"""Step: which gradients a Trainer sums, on which device, and which device updates each parameter.
 
 The parameters' gradients are summed in buckets of neighbours. Each bucket is summed onto one
 device, its root, which updates the bucket's parameters and broadcasts them. So each parameter is
@@ -13,29 +13,29 @@ parameters on one device (:func:`~gluonpar.gluon.update.needs_one_root`).
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Collection, Sequence
+import itertools
+import operator
+from typing import Any, Sequence
 
 import numpy as np
 from mxnet import gluon
 from mxnet.optimizer import SGD
 
 from gluonpar import gradients, metrics, optim, replicas
-from gluonpar.collectives import Exchange, in_buckets
+from gluonpar.collectives import Exchange
 from gluonpar.gluon.update import Updater, needs_one_root
 from gluonpar.plans import partition
 from gluonpar.replicas import Copies, ParamBucket
 from gluonpar.runtime import heap, interrupts, memory, private_fields
 
-Refusal = Callable[[Sequence[ParamBucket]], bool]
-
 
 class Step:
-    """The steps of a Trainer, while its parameters are of the same kinds and on the same contexts.
+    """Makes a Trainer's steps, while its parameters keep their kinds and contexts.
 
     ``in_order`` are all of ``params`` in the order in which forward uses them: neighbours share a
     bucket, of at most ``bucket_bytes`` (None: the default). The buckets are summed by ``exchange``.
-    ``name`` is the Trainer's, which ranks compare. Arrays are looked up whenever they are needed,
-    because the parameters may be given others. All devices share the updater's counts and states.
+    Ranks compare the Trainer's ``name``. Arrays are looked up whenever they are needed, because the
+    parameters may be given others. All devices share the updater's counts and states.
     """
 
     def __init__(
@@ -54,16 +54,15 @@ class Step:
         self._indices = [index[param] for param in in_order if param.grad_req != "null"]
         self._grads = [self._all_grads[i] for i in self._indices]
         self._buckets = self._placed(bucket_bytes)
-        self._roots: dict[int, int] = {}  # by parameter: the device that updated it last
+        self._roots: dict[int, int] = {}  # by parameter, the device that updated it last
         counts = private_fields.update_counts_by_device(self._optimizer)
-        for c in exchange.ctx:
-            counts[c.device_id] = counts[0]
+        counts.update((c.device_id, counts[0]) for c in exchange.ctx)
         updater.states_synced = dict.fromkeys(updater.states, False)
-        # Of the devices but the first, for updates on every device.
+        # For updates on every device; ``updater`` updates on the first.
         self._other_updaters = [Updater(self._optimizer) for _ in exchange.ctx[1:]]
 
     def _placed(self, bucket_bytes: int | None) -> list[tuple[list[int], int | None]]:
-        """Return the indices in each bucket, and its root, or None for updates on every device."""
+        """Return each bucket's indices, and its root, or None if every device updates."""
         of_buckets = replicas.neighbours([*map(self._copies, self._indices)], bucket_bytes)
         sizes = [sum(memory.num_bytes(each.grads[0]) for each in bucket) for bucket in of_buckets]
         one_root = needs_one_root(self._optimizer)
@@ -79,14 +78,9 @@ class Step:
         return Copies(i, private_fields.values(param), private_fields.grads(param), counts)
 
     def is_current(self) -> bool:
-        """Return whether parameters and optimizer still are the same, on the same contexts."""
+        """Return whether optimizer, kinds of parameters and contexts are still the same."""
         same_optimizer = self._updater.optimizer is self._optimizer
         return same_optimizer and _kinds(self._params) == self._kinds
-
-    def begin(self) -> None:
-        """Give all devices the first one's parameters and running statistics."""
-        lists = [param.list_data() for param in self._params]
-        self._exchange.inside.broadcast(in_buckets(lists))
 
     def parts(self, ignore_stale_grad: bool, **compared: Any) -> list[ParamBucket]:
         """Return the buckets to be summed, without parameters that no device of any rank used.
@@ -102,15 +96,15 @@ class Step:
         return buckets
 
     def sums(self, ignore_stale_grad: bool) -> list[ParamBucket]:
-        """Return the buckets of gradients that are sums; raises as :meth:`parts`.
+        """Return the buckets, to update all devices by the first one's gradients, which are sums.
 
-        All devices are updated by the first one's.
+        Raises as :meth:`parts` does.
         """
         how = self._exchange.num_processes, ignore_stale_grad
         buckets = self._filled(*gradients.summed(self._grads, *how), ignore_stale_grad)
         self._mark_summed(buckets)  # the program may have summed
         for bucket in buckets:
-            if bucket.root is None:  # every device updates by its own
+            if bucket.root is None:  # every device updates by its own gradients
                 for first, *others in bucket.grads.lists:
                     for other in others:
                         first.copyto(other)
@@ -119,30 +113,23 @@ class Step:
     def _filled(
         self, counting: Sequence[list[bool]], on_some_rank: Sequence[bool], ignore_stale_grad: bool
     ) -> list[ParamBucket]:
-        by_index = dict(zip(self._indices, counting))
-        used = {i for i, is_used in zip(self._indices, on_some_rank) if is_used}
-        if not ignore_stale_grad:
-            self._check_not_stale(used)
-        filled = []
-        for indices, root in self._buckets:
-            copies = [self._copies(i, by_index[i]) for i in indices if i in used]
-            if copies:
-                filled.append(ParamBucket(copies, root))
-        return filled
-
-    def _check_not_stale(self, used: Collection[int]) -> None:
-        """Check that every parameter has a new gradient."""
-        if self._indices and not used:
+        used = dict(itertools.compress(zip(self._indices, counting), on_some_rank))
+        stale = [self._params[i].name for i in self._indices if i not in used]
+        if stale and not used and not ignore_stale_grad:
             raise UserWarning(
                 "no gradient has been computed since the last update; call backward before step"
             )
-        stale = [self._params[i].name for i in self._indices if i not in used]
-        if stale:
+        if stale and not ignore_stale_grad:
             raise UserWarning(
                 f"backward has not computed a gradient of parameter {stale[0]} on any device since "
                 "the last update: the model did not use it. If that is intended, call "
                 "step(batch_size, ignore_stale_grad=True)"
             )
+        of_buckets = [
+            ParamBucket([self._copies(i, used[i]) for i in indices if i in used], root)
+            for indices, root in self._buckets
+        ]
+        return [bucket for bucket in of_buckets if bucket.copies]
 
     @interrupts.held()
     def sum(self, buckets: Sequence[ParamBucket], on_all: bool = True) -> None:
@@ -153,30 +140,20 @@ class Step:
             self._mark_summed([bucket], 0 if on_all else bucket.root or 0)
 
     def _mark_summed(self, buckets: Sequence[ParamBucket], root: int = 0) -> None:
-        """Note that gradients are sums; passes that add, add to one device's."""
+        """Note that gradients are sums. Passes that add will add to one device's sum only."""
         of_buckets = [self._all_grads[each.index] for b in buckets for each in b.copies]
         gradients.mark_summed(of_buckets, root)
 
     @interrupts.held()
-    def sum_and_update(
-        self,
-        buckets: Sequence[ParamBucket],
-        is_left_out: Refusal | None = None,
-        on_all: bool = False,
-    ) -> None:
-        """Sum and update, in one pass over memory where that has the bits of MXNet's update.
-
-        ``is_left_out`` is as in :meth:`update`. It may inspect the sums on all devices, if
-        ``on_all``, or on the buckets' roots.
-        """
-        dtypes = {bucket.copies[0].grads[0].dtype for bucket in buckets if bucket.root is not None}
-        is_sgd = type(self._optimizer) is SGD and dtypes <= {np.float32}
-        if is_left_out is not None or not (self._exchange.may_fuse and is_sgd):
-            self.sum(buckets, on_all)
-            self.update(buckets, is_left_out)
-            return
+    def sum_and_update(self, buckets: Sequence[ParamBucket]) -> None:
+        """Sum and update, in one pass over memory where that has the bits of MXNet's update."""
         on_root = [bucket for bucket in buckets if bucket.root is not None]
         on_each = [bucket for bucket in buckets if bucket.root is None]
+        has_sgd = type(self._optimizer) is SGD and self._exchange.may_fuse
+        if not has_sgd or any(b.copies[0].grads[0].dtype != np.float32 for b in on_root):
+            self.sum(buckets, on_all=False)
+            self.update(buckets)
+            return
         self.sum(buckets if self._exchange.num_processes > 1 else on_each, on_all=False)
         self._begin(buckets)
         self._update(on_each)
@@ -184,19 +161,16 @@ class Step:
         gradients.mark_used(self._all_grads)
 
     @interrupts.held()
-    def update(self, buckets: Sequence[ParamBucket], is_left_out: Refusal | None = None) -> None:
-        """Update by sums, on each bucket's root or on every device; broadcast from the roots.
-
-        If ``is_left_out(buckets)``, the sums are used, and nothing else happens.
-        """
-        if is_left_out is None or not is_left_out(buckets):
-            self._begin(buckets)
-            self._update(buckets)
-            on_root = [bucket.params for bucket in buckets if bucket.root is not None]
-            self._exchange.inside.broadcast(on_root)
+    def update(self, buckets: Sequence[ParamBucket]) -> None:
+        """Update by sums, on each bucket's root or on every device; broadcast from the roots."""
+        self._begin(buckets)
+        self._update(buckets)
+        on_root = [bucket.params for bucket in buckets if bucket.root is not None]
+        self._exchange.inside.broadcast(on_root)
         gradients.mark_used(self._all_grads)
 
     def _begin(self, buckets: Sequence[ParamBucket]) -> None:
+        """Prepare states that change their device, and counts of updates."""
         for bucket in buckets:
             for i, *_ in bucket.copies:
                 root = bucket.root or 0
@@ -209,17 +183,14 @@ class Step:
 
     def _update(self, buckets: Sequence[ParamBucket]) -> None:
         """Update in the order of the parameters, on which some optimizers rely."""
-        updates = sorted(
-            ((copies, bucket.root) for bucket in buckets for copies in bucket.copies),
-            key=lambda update: update[0].index,
-        )
         aggregates = self._updater.aggregate_updates  # several parameters in one operator
         if aggregates:
             self._optimizer.aggregate_num = min(self._optimizer.aggregate_num, optim.MOST_WEIGHTS)
         groups: dict[tuple, list[Copies]] = {}
-        for copies, root in updates:
+        updates = [(copies.index, root, copies) for of, root in buckets for copies in of]
+        for i, root, copies in sorted(updates, key=operator.itemgetter(0)):
             alone = root is None or not aggregates
-            groups.setdefault((root, copies.index if alone else None), []).append(copies)
+            groups.setdefault((root, i if alone else None), []).append(copies)
         for (root, _), group in groups.items():
             if root is None:
                 self._update_on_all(*group)
@@ -238,7 +209,7 @@ class Step:
         counts = private_fields.update_counts(self._optimizer)
         before = counts.get(i, self._optimizer.begin_num_update)
         for k, updater in enumerate(self._other_updaters, 1):
-            if not first.states_synced.get(i):  # a state was loaded, or is on other contexts now
+            if not first.states_synced.get(i):  # a state was loaded, or the contexts have changed
                 updater.states.pop(i, None)
                 if i in first.states:
                     updater.states[i] = copy.deepcopy(first.states[i])
@@ -248,10 +219,10 @@ class Step:
         self._update_on(0, first, [copies])
 
     def _update_in_one_pass(self, buckets: Sequence[ParamBucket]) -> None:
-        """Update all copies by SGD, with the bits of MXNet's operators."""
+        """Sum the gradients and update all copies by SGD, with the bits of MXNet's operators."""
         sgd, indices = self._optimizer, [each.index for b in buckets for each in b.copies]
         rates = private_fields.count_updates(sgd, indices)
-        if self._updater.note and indices:  # as MXNet's operators would be given them
+        if self._updater.note and indices:  # what MXNet's operators would be given
             lrs, wds = zip(*(rates[i] for i in indices))
             used = {"lrs": lrs, "wds": wds, "rescale_grad": sgd.rescale_grad}
             options = {"momentum": sgd.momentum, "clip_gradient": sgd.clip_gradient}
@@ -272,7 +243,7 @@ def _kinds(params: Sequence[gluon.Parameter]) -> list[tuple]:
 
 
 def are_finite(buckets: Sequence[ParamBucket]) -> bool:
-    """Wait for the sums of all gradients, and return whether all their elements are finite."""
+    """Return whether all elements of the gradients' sums are finite; wait for all of them."""
     each_finite = []
     for bucket in buckets:
         sums = [each.grads[bucket.root or 0] for each in bucket.copies]

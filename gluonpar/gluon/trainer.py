@@ -15,12 +15,12 @@ from mxnet import autograd, gluon
 
 from gluonpar import cluster, gradients, optim, replicas
 from gluonpar.checkpoint import optimizer_states
-from gluonpar.collectives import Exchange
+from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import clipping, consistency, update
 from gluonpar.gluon.kvstore import GluonPar, is_ours
-from gluonpar.gluon.sharded_step import Refusal, Step, are_finite
+from gluonpar.gluon.sharded_step import Step, are_finite
 from gluonpar.replicas import ParamBucket
-from gluonpar.runtime import memory, private_fields, used_numbers
+from gluonpar.runtime import interrupts, memory, private_fields
 
 # MXNet's kvstores of one process, which all sum over its devices.
 _KVSTORES = (
@@ -30,7 +30,7 @@ _KVSTORES = (
 
 
 def _not_recorded(method: Callable) -> Callable:
-    """Decorate a method: in its Trainer's scope, not recorded, on arrays of any dimensions."""
+    """Run a Trainer's method in its cluster's scope, not recorded, on arrays of any shape."""
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -52,14 +52,14 @@ class Trainer(gluon.Trainer):
     MXNet's Trainer sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
     :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
     in float32; their sums must stay below 65504. A subclass may have any attributes and methods:
-    this class's own are private, but for those of ``gluon.Trainer``.
+    except for what ``gluon.Trainer`` has, this class's own are private.
 
     Neighbouring parameters form *buckets*. In a step each bucket is summed onto one device, which
-    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_step`). The others keep
-    their own gradients. :meth:`allreduce_grads` replaces them by the sums; :meth:`update`,
-    which may follow it, updates by the first device's sums. A bucket has at most ``bucket_bytes``
-    on a device (None: 4 MiB), or one larger parameter. The first step begins with a broadcast of
-    the first device's parameters and running statistics, as in ``gluon.Trainer``.
+    updates its parameters and broadcasts them (:mod:`gluonpar.gluon.sharded_step`). The other
+    devices keep their own gradients. :meth:`allreduce_grads` replaces them by the sums;
+    :meth:`update`, which may follow it, updates by the first device's sums. A bucket has at most
+    ``bucket_bytes`` on a device (None: 4 MiB), or one larger parameter. The first step begins with
+    a broadcast of the first device's parameters and running statistics, as in ``gluon.Trainer``.
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -67,10 +67,10 @@ class Trainer(gluon.Trainer):
 
     A device that had no sample in a step adds nothing, whatever other backward passes have left
     there (:mod:`gluonpar.gradients`). A parameter must have a new gradient on at least one device;
-    otherwise a step raises, as MXNet's does on one device. With ``ignore_stale_grad`` it is not
-    updated then. Where it has none it adds nothing. Under a schedule SGD,
-    LARS and LAMB give all parameters of a step the same learning rate; ``gluon.Trainer`` may give
-    parameters that were frozen for some steps the rate of the step before.
+    otherwise a step raises, as MXNet's does on one device, or with ``ignore_stale_grad`` leaves the
+    parameter as it is. Under a schedule SGD, LARS and LAMB give all parameters of a step the same
+    learning rate; ``gluon.Trainer`` may give parameters that were frozen for some steps the rate of
+    the step before.
 
     With ``skip_nonfinite`` a step whose summed gradients have an infinite or NaN element changes
     nothing, on all devices of all processes, and ``num_skipped`` counts it. Such a step waits for
@@ -82,6 +82,8 @@ class Trainer(gluon.Trainer):
     ``compression_params``, and SGLD in a job of several processes; AssertionError, as MXNet, for
     parameters on different contexts. See Dive into Deep Learning, 13.6.
     """
+
+    _amp_loss_scaler: Any = None  # MXNet's AMP sets it
 
     def __init__(
         self,
@@ -119,13 +121,15 @@ class Trainer(gluon.Trainer):
         # Before the first forward: it shares out threads.
         Exchange(self._contexts, **self.__options)
         update.check_draws_nothing(self._optimizer, cluster.size())
-        self.__identity = consistency.Identity(self.__in_order)
+        kinds = {"optimizer": type(self._optimizer).__name__, "bucket_bytes": bucket_bytes}
+        self.__identity = consistency.Identity(self.__in_order, **kinds, **self.__options)
         if self.__identity.name:
-            first.note = self.__note
+            of, note = self._params.__getitem__, self.__identity.note
+            first.note = lambda indices, used: note(map(of, indices), used)
             gradients.begin_to_count_samples()
         self.__grads = gradients.adopt(self._params)
         if None not in map(private_fields.values, self._params):
-            self.__compare()  # before the first forward, so that ranks that differ are refused
+            self.__identity.check()  # before the first forward: ranks that differ are refused
         consistency.start_alike(self.__in_order, self.__identity.names)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -152,8 +156,13 @@ class Trainer(gluon.Trainer):
             self._update(ignore_stale_grad)
             return
         buckets = work.parts(ignore_stale_grad, **compared)
-        # AMP inspects all devices' sums before the update.
-        work.sum_and_update(buckets, self.__is_left_out, on_all=hasattr(self, "_amp_loss_scaler"))
+        scaler = self._amp_loss_scaler
+        if scaler is None and not self.__skip_nonfinite:
+            work.sum_and_update(buckets)
+            return
+        with interrupts.held():
+            work.sum(buckets, on_all=scaler is not None)  # it inspects the sums of all devices
+            self.__use(work, buckets)
 
     @_not_recorded
     def allreduce_grads(self) -> None:
@@ -171,12 +180,12 @@ class Trainer(gluon.Trainer):
         the update out.
 
         All devices' parameters are updated by the first device's gradients, so it is enough to clip
-        or scale those. Raises ValueError, too, if backward has written a gradient since the sum,
-        by :meth:`allreduce_grads` or by :func:`gluonpar.allreduce` and ``allreduce_many``.
+        or scale these. Also raises ValueError if backward has written a gradient since the sum by
+        :meth:`allreduce_grads`, or by :func:`gluonpar.allreduce` or ``allreduce_many``.
         """
         self.__begun()
         self.__divide_by(optim.check_batch_size(batch_size, may_overflow=True))
-        gradients.check_summed(self._params)
+        gradients.check_summed(self.__grads)
         self._update(ignore_stale_grad)
 
     @_not_recorded
@@ -189,7 +198,7 @@ class Trainer(gluon.Trainer):
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As in ``gluon.Trainer``, for programs that call it; ``rescale_grad`` is set already."""
         work = self.__begun()
-        work.update(work.sums(ignore_stale_grad), self.__is_left_out)
+        self.__use(work, work.sums(ignore_stale_grad))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -248,10 +257,10 @@ class Trainer(gluon.Trainer):
         without a gradient, such as running statistics, are not compared.
         """
         trained = [param for param in self._params if private_fields.grads(param) is not None]
-        for param in trained:
-            replicas.check_identical(private_fields.values(param), param.name)
-        first = [private_fields.values(param)[0] for param in trained]
-        replicas.check_ranks(first, [param.name for param in trained])
+        copies, names = [*map(private_fields.values, trained)], [param.name for param in trained]
+        for each, name in zip(copies, names):
+            replicas.check_identical(each, name)
+        replicas.check_ranks([first for first, *_ in copies], names)
 
     def save_states(self, fname: str | os.PathLike) -> None:
         """Write the optimizer with its states and all attributes, whole or not at all.
@@ -283,12 +292,12 @@ class Trainer(gluon.Trainer):
         )
 
     def __named_params(self) -> optimizer_states.NamedParams:
-        """In the order of their definition: gluon.Trainer sorts by name, dense10 before dense9."""
+        """Return the parameters as given: gluon.Trainer sorts by name, dense10 before dense9."""
         index = {param: i for i, param in enumerate(self._params)}
         return [(param.name, index[param], param) for param in self.__in_order]
 
     def _reset_kvstore(self) -> None:
-        """Give a program that sums by ``self._kvstore``, as MXNet's Trainer, what it looks up."""
+        """Set the attributes that a program reads to sum by ``self._kvstore``."""
         self._kvstore, self._kv_initialized = self.__store, True
         self._params_to_init: list = []
         self._update_on_kvstore = self._distributed = False
@@ -302,17 +311,10 @@ class Trainer(gluon.Trainer):
             gradients.tell_samples(self.__grads, batch_size)
         return batch_size
 
-    def __note(self, indices: Sequence[int], used: used_numbers.Calls) -> None:
-        self.__identity.note([self._params[i] for i in indices], used)
-
-    def __compare(self) -> None:
-        optimizer, bucket_bytes = type(self._optimizer).__name__, self.__bucket_bytes
-        self.__identity.check(optimizer=optimizer, bucket_bytes=bucket_bytes, **self.__options)
-
     def __begun(self) -> Step:
-        """Return the steps, made anew after parameters have changed in kind.
+        """Return what makes the steps, which is made anew after parameters have changed in kind.
 
-        Before the first one all devices get the first device's parameters and running statistics,
+        Before the first step all devices get the first device's parameters and running statistics,
         unless training is resumed, as in ``gluon.Trainer``.
         """
         if self.__inside_no_sync:
@@ -324,33 +326,32 @@ class Trainer(gluon.Trainer):
             param.list_data()  # raises, naming the parameter, if it is not initialised
         is_first, self._contexts = self.__step is None, self._check_contexts()
         if is_first:
-            self.__compare()
+            self.__identity.check()
         first: Any = self._updaters[0]
         self._updaters = [first, *update.followers(self._params, self._contexts)]
         exchange = Exchange(self._contexts, **self.__options)
         how = first, exchange, self.__bucket_bytes, self.__identity.name
         self.__step = Step(self._params, self.__in_order, *how)
         if is_first and self._optimizer.num_update == self._optimizer.begin_num_update:
-            self.__step.begin()
+            exchange.inside.broadcast(in_buckets([param.list_data() for param in self._params]))
         return self.__step
 
-    @property
-    def __is_left_out(self) -> Refusal | None:
-        """What says whether sums have an overflow that leaves the update out, if asked for."""
-        scaler = getattr(self, "_amp_loss_scaler", None)
-        return self.__has_overflow if scaler or self.__skip_nonfinite else None
-
-    def __has_overflow(self, buckets: Sequence[ParamBucket]) -> bool:
-        scaler = getattr(self, "_amp_loss_scaler", None)
-        found = scaler is not None and scaler.has_overflow(self._params)
+    @interrupts.held()
+    def __use(self, work: Step, buckets: Sequence[ParamBucket]) -> None:
+        """Update by sums, unless they have an overflow that leaves the update out."""
+        scaler = self._amp_loss_scaler
+        has_overflow = scaler is not None and scaler.has_overflow(self._params)
         if self.__skip_nonfinite and not are_finite(buckets):
-            found, self.num_skipped = True, self.num_skipped + 1
-        return found
+            has_overflow, self.num_skipped = True, self.num_skipped + 1
+        if has_overflow:
+            gradients.mark_used(self.__grads)
+        else:
+            work.update(buckets)
 
 
 @private_fields.around(private_fields.MAKES_TRAINER)
 def _make(make: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-    """Make a ``gluon.Trainer`` that is given gluonpar's kvstore a :class:`Trainer`.
+    """Have a ``gluon.Trainer`` that is given gluonpar's kvstore become a :class:`Trainer`.
 
     An object of a subclass gets a class of both, in which the subclass's methods come first.
     """
@@ -365,7 +366,7 @@ def _make(make: Callable, trainer: gluon.Trainer, *args: Any, **kwargs: Any) -> 
 
 
 def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
-    """Check the arguments of ``gluon.Trainer`` that gluonpar's has no use for."""
+    """Raise ValueError for arguments of ``gluon.Trainer`` that gluonpar's does not support."""
     kind = "gluonpar" if is_ours(kvstore) else getattr(kvstore, "type", kvstore)
     for name, given, allowed in (
         ("kvstore", kind, _KVSTORES),

@@ -1,9 +1,9 @@
-"""The update of one device's parameters, by any optimizer, and which parameters can be updated.
+"""The update of one device's parameters by any optimizer, and which parameters can be updated.
 
 MXNet's Updater applies an optimizer and holds its states. Four of its faults are corrected here:
 
-- MXNet creates no momentum while that option is 0, and SGD and LARS leave an existing one as it was
-  in a step with momentum 0, though ``m = momentum * m - lr * grad`` is ``-lr * grad`` then.
+- While ``momentum`` is 0 MXNet creates no momentum arrays, and SGD and LARS do not touch existing
+  ones. They should become ``-lr * grad``, which is ``momentum * m - lr * grad``.
 - With ``multi_precision`` an update begins with a float32 copy of the weights, and so it overwrites
   weights that ``set_data`` has set since.
 - NAG's operator reads a weight again after it has written it, unless a forward without gradients
@@ -14,6 +14,7 @@ MXNet's Updater applies an optimizer and holds its states. Four of its faults ar
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
@@ -90,9 +91,9 @@ class Updater(mx.optimizer.Updater):
     def __init__(self, optimizer: Optimizer, note: Note | None = None) -> None:
         super().__init__(optimizer)
         self.note = note
-        # Of parameters that are their float32 copies, rounded: how often their values had been set.
+        # By parameter, how often its values had been set when it was its float32 copy, rounded.
         self.compared: dict[int, int] = {}
-        # Besides the states: LBSGD has arrays of its own, and optimizers not of MXNet may.
+        # LBSGD keeps gradients that it is given, and optimizers that are not MXNet's may.
         is_of_mxnet = optimizer_states.is_of_mxnet(optimizer)
         self._may_keep_arrays = not is_of_mxnet or isinstance(optimizer, LBSGD)
 
@@ -100,53 +101,50 @@ class Updater(mx.optimizer.Updater):
         """Update each ``weight`` by its ``grad``, in place; they may be lists or one of each."""
         if not isinstance(index, (list, tuple)):
             index, grad, weight = [index], [grad], [weight]
+        weight = [w.as_nd_ndarray() for w in weight]
+        states = [*map(self.prepare, index, weight)]
         if self._may_keep_arrays:
             grad = [array.copy() for array in grad]
-        momentum_is_0 = type(self.optimizer) in (SGD, ccSGD, LARS) and not self.optimizer.momentum
-        stepped = []  # momenta that become the step, and the weights, or their float32 copies
-        for i, g, w in zip(index, grad, weight):
-            state = self.prepare(i, w)
-            if momentum_is_0 and not _lacks(state) and g.stype == "default":
-                pair = state if isinstance(state, (tuple, list)) else (state, w.as_nd_ndarray())
-                stepped.append(pair)
-        for momentum, value in stepped:
+        steps = []  # momenta that become -lr * grad, and the weights or their float32 copies
+        if type(self.optimizer) in (SGD, ccSGD, LARS) and not self.optimizer.momentum:
+            for state, g, w in zip(states, grad, weight):
+                if not _lacks(state) and g.stype == "default":
+                    steps.append(state if isinstance(state, (tuple, list)) else (state, w))
+        for momentum, value in steps:
             value.copyto(momentum)
-        updated = [w.as_nd_ndarray() for w in weight]
+        updated = weight
         if isinstance(self.optimizer, NAG):
-            updated = [w.copy() for w in updated]  # which no forward brings into another layout
-        if self.note is None:
+            updated = [w.copy() for w in weight]  # no forward brings these into another layout
+        with used_numbers.noted() if self.note else contextlib.nullcontext([]) as used:
             super().__call__(index, grad, updated)
-        else:
-            with used_numbers.noted() as used:
-                super().__call__(index, grad, updated)
+        if self.note:
             self.note(index, used)
-        if isinstance(self.optimizer, NAG):
-            for new, w in zip(updated, weight):
-                new.copyto(w.as_nd_ndarray())
-        for momentum, value in stepped:
+        for new, w in zip(updated, weight):
+            if new is not w:
+                new.copyto(w)
+        for momentum, value in steps:
             nd.elemwise_sub(value, momentum, out=momentum)
 
     def prepare(self, i: int, weight: mx.nd.NDArray) -> Any:
         """Return the state of parameter ``i``, complete and on the context of ``weight``."""
-        optimizer, state = self.optimizer, self.states.get(i)
+        optimizer, state, weight = self.optimizer, self.states.get(i), weight.as_nd_ndarray()
         num_set = private_fields.times_set(optimizer.param_dict.get(i))
         if i not in self.states:
-            state = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
+            state = optimizer.create_state_multi_precision(i, weight)
             self.compared[i] = num_set
         elif not self.states_synced[i]:
             state = self.sync_state_context(state, weight.context)
             self.compared.pop(i, None)  # it may have been loaded
         if isinstance(optimizer, _WITH_MOMENTUM) and optimizer.momentum and _lacks(state):
-            new = optimizer.create_state_multi_precision(i, weight.as_nd_ndarray())
-            state = _filled(state, new)
+            state = _filled(state, optimizer.create_state_multi_precision(i, weight))
         self.states[i], self.states_synced[i] = state, True
         if self.compared.get(i) != num_set:
             self.compared[i] = num_set
-            self._renew_copy(state, weight.as_nd_ndarray())
+            self._renew_copy(state, weight)
         return state
 
     def _renew_copy(self, state: Any, weight: mx.nd.NDArray) -> None:
-        """Make float32 copies of the weights equal to them, where they do not round to them."""
+        """Replace the float32 copy of a weight by the weight wherever it no longer rounds to it."""
         has_copy = isinstance(state, (tuple, list)) and self.optimizer.multi_precision
         if not has_copy or weight.dtype != np.float16:
             return
@@ -155,16 +153,16 @@ class Updater(mx.optimizer.Updater):
             copy = state[0]
         elif create in [of.create_state_multi_precision for of in (SGD, NAG, LARS)]:
             copy = state[1]
-        else:  # an optimizer whose states we do not know
+        else:  # the optimizer's states are not known
             return
         rounds = copy.astype("float16") == weight
         copy[:] = nd.where(rounds, copy, weight.astype("float32"))
 
 
 class Follower:
-    """Updates another device than the first one, in programs that have an updater for each.
+    """Updates a device other than the first, in programs that call an updater for each device.
 
-    There is one state, the first device's. The update copies what that device has computed.
+    It copies what the first device has computed, which alone has states.
     """
 
     def __init__(self, params: Sequence[gluon.Parameter], device: int) -> None:
@@ -177,11 +175,11 @@ class Follower:
             first.copyto(others[self._device - 1])
 
     def set_states(self, states: bytes) -> None:
-        """Load nothing: the first device's updater does."""
+        """Load nothing: the first device's updater loads the states."""
 
 
 def followers(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> list[Follower]:
-    """Return the updaters of the devices but the first."""
+    """Return the updaters of all devices but the first."""
     return [Follower(params, device) for device in range(1, len(ctx))]
 
 

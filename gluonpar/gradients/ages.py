@@ -1,9 +1,9 @@
-"""Which ranks' gradients are of the newest batch, where a rank without samples has no pass.
+"""Ages of gradients, which tell on which ranks they are of the newest batch.
 
-Its gradients are of an earlier batch, and must not be added to other ranks' gradients. So ranks
-compare ages of gradients: how many sums there had been when a gradient was written, and how often
-it has been written since. Both numbers are the same on all ranks that had samples, whatever their
-devices, and smaller on ranks that had none.
+A rank without samples runs no pass: its gradients are of an earlier batch, and must not be added to
+other ranks' gradients. An age is two numbers: how many sums there had been when the gradient was
+written, and how often it has been written since. Both are the same on all ranks that had samples,
+whatever their devices, and smaller on ranks that had none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from gluonpar import cluster
 
-_num_sums = 0  # of gradients, over devices and ranks
+_num_sums = 0  # how many sums of gradients this rank has begun with the others
 
 
 class Age:
@@ -34,9 +34,9 @@ class Age:
         self._time, self._num_written = _num_sums - 1, [0] * len(self._num_written)
 
     def of(self, counts: bool, is_added: bool, is_lost: bool) -> tuple[int, int]:
-        """Return both numbers, the first one -1 if none counts; added gradients are new.
+        """Return the two numbers of gradients of which one ``counts``; if none does, -1 and 0.
 
-        The second one is -1 if a gradient has been lost.
+        Gradients that a pass has added to are new. Both numbers are -1 if a gradient has been lost.
         """
         if is_lost or not counts:
             return -1, -int(is_lost)
@@ -46,12 +46,12 @@ class Age:
 def of_ranks(
     ages: Sequence[tuple[int, int]], of: str, **compared: Any
 ) -> tuple[list[bool], list[bool]]:
-    """Begin a sum; return for each parameter if any rank has a gradient, and if this one's is old.
+    """Begin a sum; return for each parameter if any rank has a gradient, and if this rank's is old.
 
     All ranks call this before each sum, with the ages of the same parameters and the same name
     ``of``; what else they compare are arguments of :func:`gluonpar.cluster.check_equal_async`. A
-    rank that has new gradients of all parameters does not wait. Raises ValueError, also later, if
-    it cannot be told which ranks had samples of the last batch.
+    rank that has new gradients of all parameters does not wait. Raises ValueError, possibly later,
+    if it is not known which ranks had samples of the last batch.
     """
     global _num_sums
     mine = np.array(ages).reshape(-1, 2)

@@ -1,15 +1,14 @@
 """Arrays of a program's own, one per device: copies that ``get_params`` made, or others.
 
-Which arrays are copies of one parameter is known when they are first summed together. The passes
-until then are kept for copies that :func:`gluonpar.get_params` has made, and the law is applied to
-them then. For other arrays they are not known: MXNet's flags say what backward has written, and all
-of that counts.
+Which arrays are copies of one parameter is known when they are first summed together. Until then,
+passes that write copies made by :func:`gluonpar.get_params` are kept, to apply the law to them. For
+other arrays earlier passes are not known: all counts that backward has written by MXNet's flags.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 
@@ -20,25 +19,21 @@ from gluonpar.gradients.static_graphs import adopt
 from gluonpar.runtime import memory, tape
 
 _MOST_PASSES = 256  # that are kept for one result of get_params
+# A gradient that a pass wrote: the pass's number and thread, its recording, the array's index.
+_Written = Tuple[int, int, tape.Recording, int]
 
 
 def follow_copies(params: Sequence[mx.nd.NDArray]) -> None:
-    """Keep the passes that write the gradients of one device's ``params``, which have some."""
+    """Keep the passes that write one device's ``params``, which have gradients."""
     Unjoined(params)
 
 
-class _Pass(NamedTuple):
-    number: int
-    thread: int
-    recording: tape.Recording
-    indices: list[int]
-
-
 class Unjoined(Owner):
-    """The last passes that wrote gradients of one device's parameters, which are in no record."""
+    """Keeps the last passes that wrote one device's ``arrays``, which are in no record yet."""
 
     def __init__(self, arrays: Sequence[mx.nd.NDArray]) -> None:
-        self.passes: collections.deque[_Pass] = collections.deque(maxlen=_MOST_PASSES)
+        most = _MOST_PASSES * len(arrays)
+        self.written: collections.deque[_Written] = collections.deque(maxlen=most)
         self._handles = self.weak(array.handle for array in arrays)
         self.renew()
 
@@ -47,21 +42,15 @@ class Unjoined(Owner):
         handles = [handle() for handle in self._handles]
         self.own([*map(memory.alias, handles)], handles)
 
-    def note(self, number: int, thread: int, recording: tape.Recording, i: int) -> None:
-        """Note that pass ``number`` writes the gradient of array i."""
-        if not self.passes or self.passes[-1][:3] != (number, thread, recording):
-            self.passes.append(_Pass(number, thread, recording, []))
-        self.passes[-1].indices.append(i)
-
 
 class Selected(NamedTuple):
-    """The records of parameters, and for each the indices there of some devices' arrays."""
+    """The records of parameters, and for each the indices of some devices' arrays in it."""
 
     records: Sequence[Gradients]
     indices: Sequence[Sequence[int]]
 
     def select(self, of_records: Iterable[Sequence[bool]]) -> list[list[bool]]:
-        """Return, of what is said of each record by its devices, what is said of these devices."""
+        """Return for each record the values of these devices among the values of all devices."""
         pairs = zip(of_records, self.indices)
         return [[by_device[i] for i in indices] for by_device, indices in pairs]
 
@@ -70,9 +59,9 @@ class Selected(NamedTuple):
         return self.select(record.counting() for record in self.records)
 
     def compared(self) -> dict[str, Any]:
-        """Return what ranks compare: the values, in the first sum of these gradients.
+        """Return what ranks compare, as arguments of :func:`gluonpar.cluster.check_equal_async`.
 
-        These are arguments of :func:`gluonpar.cluster.check_equal_async`.
+        Ranks compare the parameters' values in the first sum of their gradients.
         """
         if cluster.size() == 1:
             return {}
@@ -106,9 +95,13 @@ def of(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> Selected:
     return Selected(records, indices)
 
 
+def _owners(arrays: Sequence[mx.nd.NDArray]) -> list[tuple[Owner | None, int]]:
+    return [places.get(id(array.handle), (None, 0)) for array in arrays]
+
+
 def _place(arrays: Sequence[mx.nd.NDArray]) -> tuple[Gradients, list[int]] | None:
     """Return the one record that all of ``arrays`` are in, and their indices there."""
-    found = [places.get(id(array.handle), (None, 0)) for array in arrays]
+    found = _owners(arrays)
     record = found[0][0]
     if isinstance(record, Gradients) and all(other is record for other, _ in found):
         return record, [i for _, i in found]
@@ -120,19 +113,18 @@ def _has_grads(arrays: Sequence[mx.nd.NDArray]) -> bool:
 
 
 def _join(columns: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    """Make records, each of arrays that are one parameter, and apply the law to their passes."""
+    """Make a record of each column, the copies of one parameter; apply the law to their passes."""
     joined: dict[tuple[Unjoined, int], tuple[OfArrays, int]] = {}
     for arrays in columns:
-        found = [places.get(id(array.handle), (None, 0)) for array in arrays]
-        record = OfArrays(arrays)
-        for i, (before, index) in enumerate(found):
-            if isinstance(before, Unjoined):
-                joined[before, index] = record, i
+        before, record = _owners(arrays), OfArrays(arrays)
+        for i, (copies, index) in enumerate(before):
+            if isinstance(copies, Unjoined):
+                joined[copies, index] = record, i
     passes: dict[tuple[int, int], list[law.Written]] = {}
     for copies in {copies for copies, _ in joined}:
-        for number, thread, recording, indices in copies.passes:
-            written = [joined[copies, index] for index in indices if (copies, index) in joined]
-            passes.setdefault((number, thread), []).extend((recording, *each) for each in written)
+        for number, thread, recording, index in copies.written:
+            if (copies, index) in joined:
+                written = passes.setdefault((number, thread), [])
+                written.append((recording, *joined[copies, index]))
     for number, thread in sorted(passes):
-        if passes[number, thread]:
-            law.write(passes[number, thread], thread)
+        law.write(passes[number, thread], thread)

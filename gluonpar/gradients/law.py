@@ -2,10 +2,9 @@
 
 MXNet counts every gradient that backward has written since the last step. On one device the last
 pass that reached a parameter wrote its gradient (``grad_req='write'``). On several devices the
-backward of one batch is one pass, or passes for each device; with fewer samples than devices some
-do not take place, and there the gradients of an earlier batch are left. These must not count: they
-are the only ones that do not. What belongs to one batch is read from MXNet's tape
-(:mod:`gluonpar.runtime.tape`), by this law:
+backward of one batch is one pass, or passes for each device. With fewer samples than devices some
+devices have no pass, and still have gradients of an earlier batch. Only these must not count. What
+belongs to one batch is read from MXNet's tape (:mod:`gluonpar.runtime.tape`), by this law:
 
 - A recording is of one batch; so is a call of ``run_tasks``, which is one recording.
 - A pass goes on with the newest batch that a parameter that it writes has gradients of.
@@ -16,13 +15,13 @@ are the only ones that do not. What belongs to one batch is read from MXNet's ta
 - A gradient counts if its parameter's newest batch wrote it.
 
 So the third of the passes ``0 1 0`` on devices 0 and 1 begins a batch. The fourth of ``0 0 1 1``
-does not: two passes for each device, as in adversarial training. Where two batches cannot be told
-apart, all gradients count, as in MXNet.
+does not: there are two passes for each device, as in adversarial training. Where two batches cannot
+be told apart, all gradients count, as in MXNet.
 
 On a rank of a job, passes inside ``cluster.local()`` are of batches of their own. Steps of the job
-leave these out; what is inside, a program of one process, goes by all passes.
+leave these out; steps inside, which are those of a program of one process, go by all passes.
 
-This module is the law, and nothing else: it reads no array, and calls nothing of MXNet.
+This module is the law, and nothing else: it reads no array, and calls no function of MXNet.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class Batch:
 
     def __init__(self, is_local: bool = False) -> None:
         self.number, self.is_used, self.is_local = next(self.numbers), False, is_local
-        # Of these, some may be of another batch by now. Parts on whose devices others have written
-        # since are left out.
+        # Parts on whose devices others have written since are left out. A part may be of another
+        # batch by now.
         self.parts: set[Part] = set()
         self.num_parts: collections.Counter[Device] = collections.Counter()  # that wrote there
-        self.last: dict[int, set[Device]] = {}  # by thread: where its last pass wrote
+        self.last: dict[int, set[Device]] = {}  # the devices that a thread's last pass wrote on
 
     def use(self) -> None:
         """Note that a step has used the batch: no pass goes on with it."""
@@ -60,10 +59,10 @@ class Part:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.devices: set[Device] = set()
-        self.has_failed = False  # whether it is of tasks of which one has failed
+        self.has_failed = False  # whether one of its tasks has failed
 
 
-BEFORE = Part(Batch())  # of what was written before gradients were tracked, or is a sum
+BEFORE = Part(Batch())  # for gradients that were written before they were tracked, or are sums
 BEFORE.batch.use()
 
 
@@ -104,7 +103,7 @@ class Tracked:
         self.wrote[i] = part
 
     def note_added(self, i: int) -> None:
-        """Note that a pass adds to the gradient on device ``i``, which is then of no batch."""
+        """Note that a pass adds to the gradient on device ``i``, which then belongs to no batch."""
         self.wrote[i] = BEFORE
         self._all.counts[i] = self._of_job.counts[i] = True
 
@@ -121,9 +120,9 @@ Written = Tuple[Any, Any, int]
 def write(
     written: Sequence[Written], thread: int, is_local: bool = False
 ) -> tuple[Batch, list[tuple[Any, int]]]:
-    """Note what a pass of ``thread``, of the job or inside ``cluster.local()``, will write.
+    """Note what a pass of ``thread`` will write; ``is_local`` if it is inside ``cluster.local()``.
 
-    Returns the batch that the pass is of, and the gradients that another part has written before.
+    Returns the batch of the pass, and the gradients that another part has written before.
     """
     recordings, params, indices = map(set, zip(*written))
     newest = max((tracked.newest(is_local) for tracked in params), key=lambda batch: batch.number)
@@ -134,7 +133,7 @@ def write(
     begins = is_over or _begins_another(newest, parts, devices, thread, is_first)
     batch = Batch(is_local) if begins else newest
     for part in parts:
-        if part.batch is not batch:
+        if part.batch is not batch:  # it takes along what it has written
             part.batch = batch
             batch.num_parts.update(part.devices)
     new = []
@@ -148,7 +147,7 @@ def write(
             batch.num_parts[device] += 1
     batch.last[thread] = devices
     batch.parts = {part for part in batch.parts - parts if not part.devices <= devices}
-    if is_first and not batch.parts:  # it might be a batch's first pass
+    if is_first and not batch.parts:  # this might be a batch's first pass
         batch.num_parts = collections.Counter(devices)
     batch.parts |= parts
     return batch, new
@@ -164,6 +163,7 @@ def _part(recording: Any, newest: Batch) -> Part:
 def _begins_another(
     batch: Batch, parts: set[Part], devices: set[Device], thread: int, is_first: bool
 ) -> bool:
+    """Return whether a pass of ``parts``, on ``devices``, begins another batch than this one."""
     others = {device for part in batch.parts - parts for device in part.devices}
     if others.isdisjoint(devices) or others <= devices:
         return False
@@ -174,7 +174,7 @@ def _begins_another(
 
 
 def discard(recording: Any) -> None:
-    """Let no gradient of a recording count: it is of tasks of which one has failed."""
+    """Let no gradient of a recording count, because one of its tasks has failed."""
     recording.has_failed = True
     if recording.part is not None:
         recording.part.has_failed = True

@@ -17,6 +17,7 @@ from gluonpar.runtime import private_fields, tape
 _numbers = itertools.count()  # of passes
 
 
+@tape.observers.append
 def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callable[[], None]:
     """Note what a pass will write; return what is to be done after it."""
     samples.count(heads, reached)
@@ -28,7 +29,7 @@ def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callab
         for each in reached:
             recording, record, i = each
             if isinstance(record, Unjoined):
-                record.note(number, thread, recording, i)
+                record.written.append((number, thread, recording, i))
                 continue
             followed.append((record, i))
             if record.adds():
@@ -54,9 +55,6 @@ def _begin_pass(reached: Sequence[tape.Written], heads: Sequence[int]) -> Callab
                     grads.grads[i] += before
 
     return end_pass
-
-
-tape.observers.append(_begin_pass)
 
 
 @private_fields.around(private_fields.ALLOCATES_GRADIENTS)

@@ -1,6 +1,6 @@
-"""What the law follows: a parameter's arrays and gradients by device, whoever owns them.
+"""Records of what the law follows: a parameter's arrays and gradients by device.
 
-They are a Gluon Parameter's, or arrays of a program's own (:mod:`gluonpar.gradients.by_hand`). A
+They belong to a Gluon Parameter, or to the program itself (:mod:`gluonpar.gradients.by_hand`). A
 record lives as long as the Parameter, or as long as all of the arrays do.
 """
 
@@ -19,20 +19,23 @@ from gluonpar.gradients.ages import Age
 from gluonpar.runtime import memory, private_fields, tape
 
 tracked: weakref.WeakKeyDictionary[gluon.Parameter, OfParameter] = weakref.WeakKeyDictionary()
-# By id() of an array's handle, which lives as long as the array: its record, and its index there.
+# By id() of an array's handle, which lives as long as the array: its owner, and its index there.
 places: dict[int, tuple[Owner, int]] = {}
-# By id() of the first device's gradient; another array may have that id by now.
+# By id() of the first device's gradient; by now another array may have this id.
 _by_grad: weakref.WeakValueDictionary[int, OfParameter] = weakref.WeakValueDictionary()
 
 
 class Owner:
-    """What :mod:`gluonpar.runtime.tape` tells of passes over some arrays with a gradient."""
+    """Owns arrays with a gradient: :mod:`gluonpar.runtime.tape` tells it of passes over them."""
 
     _variables: Sequence[mx.sym.Symbol] = ()  # keep the memory that Gradients reads
     _keys: Sequence[int] = ()  # in places
 
     def own(self, arrays: Sequence[mx.nd.NDArray], handles: Sequence[Any]) -> None:
-        """Be told of passes that write the gradients of ``arrays``, and be found by ``handles``."""
+        """Have the tape tell of passes that write the gradients of ``arrays``.
+
+        In ``places`` the owner is found by the arrays' ``handles``.
+        """
         Owner.forget(self)
         self._variables, self._keys = tape.own(self, arrays), [*map(id, handles)]
         places.update((key, (self, i)) for i, key in enumerate(self._keys))
@@ -44,10 +47,10 @@ class Owner:
             if key in places and places[key][0] is self:
                 del places[key]
 
-    def weak(self, handles: Iterable[Any]) -> list[weakref.ref]:
-        """Return references to ``handles``; when an array is deleted, the record is, too."""
+    def weak(self, objects: Iterable[Any]) -> list[weakref.ref]:
+        """Return references to ``objects``; when one of them is deleted, so is the record."""
         gone = functools.partial(_forget, weakref.ref(self))
-        return [weakref.ref(handle, gone) for handle in handles]
+        return [weakref.ref(each, gone) for each in objects]
 
 
 def _forget(record: Any, _: Any) -> None:
@@ -56,21 +59,21 @@ def _forget(record: Any, _: Any) -> None:
 
 
 class Sums(NamedTuple):
-    """What gradients are that have been summed over devices."""
+    """Says of gradients that they have been summed over devices."""
 
     added: Sequence[int]  # the devices whose sums the next sum adds
     by_program: bool = False
 
 
 class Gradients(Owner, law.Tracked):
-    """The gradients of one parameter: ``grads[i]`` that of ``values[i]``, which is on device i.
+    """The gradients of one parameter: ``values[i]`` is on device i, and its gradient ``grads[i]``.
 
-    MXNet's flags say which of them backward has written since a step of gluonpar's has used them,
-    and the law which of these count: those of the job or, inside ``cluster.local()``, all.
+    MXNet's flags say which gradients backward has written since gluonpar has used them, and the law
+    says which of these count. Inside ``cluster.local()`` also other gradients than the job's count.
     """
 
     accumulates = False  # whether passes add until the next update
-    num_samples = 0  # of all passes: see samples.py
+    num_samples = 0  # in all passes: see samples.py
     is_compared = False  # whether ranks have compared the values
 
     def __init__(
@@ -82,7 +85,9 @@ class Gradients(Owner, law.Tracked):
         self.beside: set[law.Batch] = set()  # batches of passes that have added to these gradients
         self.sums: Sums | None = None  # None while they are parts
         self.age = Age(len(values))
-        self.lost: set[int] = set()  # devices where a pass in local() overwrote what was of the job
+        self.lost: set[int] = (
+            set()
+        )  # devices where a pass in local() overwrote a gradient of the job
         self.own(values, handles)
         self._written = [*map(memory.grad_pointer, values)]
         self._chunks: list[int | None] = [*map(memory.chunk, grads)]
@@ -99,18 +104,18 @@ class Gradients(Owner, law.Tracked):
         return self.among(flags, world.is_apart())
 
     def note_lost(self, i: int, is_local: bool) -> None:
-        """Note, before a pass writes the gradient on device ``i``, if that was of the job."""
+        """Before a pass writes the gradient on device ``i``, note whether the job loses it."""
         if not is_local:
             self.lost.discard(i)
         elif self.among(memory.grad_flags(self.values))[i]:
             self.lost.add(i)
 
     def follow(self, i: int) -> None:
-        """Have ``grads[i]`` be the array that backward has written, which may be another one.
+        """Set ``grads[i]`` to the array that backward has written, which may be another one.
 
         A graph with ``static_shape`` keeps writing to the array of its first pass, and MXNet makes
         that the gradient. MXNet does the same when a pass adds up several gradients. A parameter
-        that has been moved, or whose ``grad_req`` has changed, has another array, too.
+        that has been moved, or whose ``grad_req`` has changed, also has another array.
         """
         written = self._written[i].value
         if written != self._chunks[i]:
@@ -118,7 +123,7 @@ class Gradients(Owner, law.Tracked):
             self.replaced()
 
     def replaced(self) -> None:
-        """Be told that ``grads`` holds another array."""
+        """Do what is needed when ``grads`` has another array."""
 
     def adds(self) -> bool:
         """Return whether gradients of earlier passes count, too."""
@@ -133,9 +138,10 @@ class OfParameter(Gradients):
     """
 
     is_adopted = False
+    param: Any  # a weak reference
 
     def __init__(self, param: gluon.Parameter) -> None:
-        self.param: Any = weakref.ref(param, functools.partial(_forget, weakref.ref(self)))
+        [self.param] = self.weak([param])
         self.renew()
 
     def renew(self) -> None:
@@ -153,7 +159,7 @@ class OfParameter(Gradients):
         return super().counting()
 
     def adopt(self) -> None:
-        """From now on have the Parameter's ``list_grad()`` return what backward has written."""
+        """Have the Parameter's ``list_grad()`` return what backward has written, from now on."""
         self.is_adopted = True
         self.replaced()
 
@@ -162,7 +168,7 @@ class OfParameter(Gradients):
         return [*map(id, arrays)] == [*map(id, self._list or ())]
 
     def replaced(self) -> None:
-        """Be told that ``grads`` holds another array."""
+        """Be found by the first gradient; if adopted, have the Parameter return the new array."""
         if self._list:
             _by_grad.pop(id(self._list[0]), None)
             if self.is_adopted:

@@ -1,8 +1,8 @@
-"""How many samples the first step of a job had on each rank, which rank 0 prints once.
+"""Counts the samples of the first step of a job on each rank, which rank 0 prints once.
 
-A program for one process that mpirun starts trains every rank on all samples, and divides by the
-number of one rank's. Nothing else shows that. The number of samples is the first dimension of what
-backward is called for.
+If mpirun starts a program for one process, every rank trains on all samples, and divides by the
+number of samples of one rank. Nothing else shows that. The number of samples is the first dimension
+of what backward is called for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def begin_to_count() -> None:
 
 
 def count(heads: Iterable[int], written: Sequence[tape.Written]) -> None:
-    """Note how many samples a pass has, given the handles of what it computes gradients of."""
+    """Note how many samples a pass has, given the handles of its heads and what it writes."""
     if not _is_counting:
         return
     by_device: dict[tuple[int, int], int] = {}

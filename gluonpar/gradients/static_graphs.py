@@ -1,4 +1,4 @@
-"""Of parameters that gluonpar trains, graphs that share some keep no arrays of gradients.
+"""Has graphs that share parameters which gluonpar trains keep no arrays of gradients.
 
 In MXNet 1.9.1 a graph with ``static_shape`` keeps the arrays to which it first wrote. Two such
 graphs, of two heads on one body, may keep the same array, and write to it in turn before MXNet adds
@@ -15,7 +15,7 @@ from mxnet import gluon
 from gluonpar.gradients.records import OfParameter, tracked
 from gluonpar.runtime import private_fields, tape
 
-_blocks: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # that have graphs
+_blocks: weakref.WeakSet[gluon.HybridBlock] = weakref.WeakSet()  # the blocks that have graphs
 
 
 def track(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
@@ -24,9 +24,9 @@ def track(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
 
 
 def adopt(params: Iterable[gluon.Parameter]) -> list[OfParameter]:
-    """Have gradients of ``params``, in graphs made now or later, be where they are looked up.
+    """Have the gradients of ``params`` be where ``list_grad()`` looks, and return their records.
 
-    Returns their records.
+    This holds for graphs made before and later.
     """
     with tape.lock:
         records = track(params)
@@ -51,7 +51,7 @@ def _separate_new(build: Callable, block: gluon.HybridBlock, *args: Any) -> None
 
 
 def _separate(block: gluon.HybridBlock) -> None:
-    """Have blocks that share parameters with this one keep no arrays, if there are some."""
+    """If blocks share parameters with this one, have it and them keep no arrays."""
     params = private_fields.static_params(block)
     sharing = [one for one in _blocks if params & private_fields.static_params(one)]
     if len(sharing) > 1:

@@ -1,14 +1,14 @@
 """Gradients that are not of one batch: passes have added to them, or they are sums over devices.
 
 With ``no_sync`` or ``grad_req='add'`` passes add to gradients, which are then of no batch. Where
-the gradients are sums over devices, passes add to the sum on one device. A batch that such a pass
-has written, too, is used when these gradients are. ``no_sync`` does without MXNet's ``'add'``: with
-it the backward of some operators overwrites the gradient all the same, and others write to memory
-that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
+the gradients are sums over devices, passes add to the sum on one device. If such a pass has also
+written a batch, that batch is used when these gradients are used. ``no_sync`` does without MXNet's
+``'add'``, with which the backward of some operators still overwrites the gradient, and of others
+writes to memory that is not theirs (MXNet 1.9.1: mean, clip, cumsum, ...).
 
 Before the sum over devices ``list_grad()`` holds parts of the gradient. A Trainer sums them, or the
-program, by :func:`gluonpar.allreduce` or ``allreduce_many``. A program may clip and update by sums,
-not by parts.
+program does by :func:`gluonpar.allreduce` or ``allreduce_many``. A program may clip and update by
+sums, not by parts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import itertools
 from typing import Any, Iterable, Sequence
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import autograd
 
 from gluonpar import cluster
 from gluonpar.cluster import world
 from gluonpar.collectives import operations
-from gluonpar.gradients import ages, records
-from gluonpar.gradients.records import Gradients, Sums
+from gluonpar.gradients import ages
+from gluonpar.gradients.records import Gradients, OfParameter, Sums, of_grads
 from gluonpar.runtime import memory, tape
 
 
@@ -54,8 +54,9 @@ def mark_summed(
 ) -> None:
     """Note that the gradients on all devices, or on device ``root`` only, are sums, and count.
 
-    Only rank 0's on ``root`` are added in the next sum, or added to by passes. Of parameters that
-    no rank has a gradient of, by ``on_some_rank`` (None: there are none), nothing counts.
+    The next sum adds only rank 0's gradients on ``root``, and passes add only to these.
+    ``on_some_rank`` says for each parameter whether any rank has a gradient (None: all do);
+    otherwise nothing counts.
     """
     sums, none = Sums([root] if world.rank() == 0 else []), Sums([])
     with tape.lock:
@@ -69,7 +70,7 @@ def mark_summed(
 
 
 def mark_exchanged(of_params: Sequence[Gradients], on_some_rank: Sequence[bool]) -> None:
-    """Note a sum that the program uses by itself: of these, what passes add to still counts."""
+    """Note a sum that the program uses itself: only gradients to which passes add still count."""
     pairs = [*zip(of_params, on_some_rank)]
     mark_summed([grads for grads, any_counts in pairs if any_counts and grads.adds()])
     mark_used([grads for grads in of_params if not grads.adds()])
@@ -83,45 +84,39 @@ def _use(grads: Gradients) -> None:
         grads.lost.clear()
 
 
+@operations.after_sums.append
 def _note_sums(lists: Iterable[Sequence[mx.nd.NDArray]]) -> None:
-    """Note that a program has summed gradients over all devices: the next sum adds each again."""
-    for grads in filter(None, map(records.of_grads, lists)):
+    """Note that a program has summed gradients over all devices: the next sum adds all of them."""
+    for grads in filter(None, map(of_grads, lists)):
         grads.sums = Sums(range(len(grads.values)), by_program=True)
 
 
-operations.after_sums.append(_note_sums)
-
-
 def are_sums(of_params: Sequence[Gradients]) -> bool:
-    """Return whether some of these gradients count, and all that do are sums."""
+    """Return whether some of these gradients count, and all of these are sums."""
     counting = [grads for grads in of_params if any(grads.counting())]
     return bool(counting) and all(grads.sums is not None for grads in counting)
 
 
-def check_summed(params: Iterable[gluon.Parameter]) -> None:
-    """Raise ValueError if gradients of ``params`` have been written since they were summed."""
-    for param in filter(records.tracked.__contains__, params):
-        grads = records.tracked[param]
+def check_summed(of_params: Iterable[OfParameter]) -> None:
+    """Raise ValueError if backward has written one of these gradients since they were summed."""
+    for grads in of_params:
         is_sum = len(grads.values) * cluster.size() == 1 or grads.sums is not None
         if not is_sum and any(grads.counting()):
             raise ValueError(
-                f"backward has written the gradient of {param.name} since the last sum over "
-                "devices; call allreduce_grads() before update(), or step() instead of both"
+                f"backward has written the gradient of {grads.param().name} since the last sum "
+                "over devices; call allreduce_grads() before update(), or step() instead of both"
             )
 
 
 def summands(
-    of_params: Sequence[Gradients],
-    num_processes: int,
-    of: str,
-    **compared: Any,
+    of_params: Sequence[Gradients], num_processes: int, of: str, **compared: Any
 ) -> tuple[list[list[bool]], list[bool]]:
-    """Return per parameter which devices' gradients the next sum adds, and whether it adds any.
+    """Return per parameter which devices' gradients the next sum adds, and if any rank has one.
 
-    The former is for this rank, the latter for all. If the gradients are sums, one is added. All
-    ranks call this before each sum, with the same name ``of``; what else they compare are arguments
-    of :func:`gluonpar.cluster.check_equal_async`. Gradients that are older than other ranks' are
-    not added. A rank that has new gradients of all parameters does not wait.
+    If the gradients are sums, one is added. Gradients that are older than other ranks' gradients
+    are not added. All ranks call this before each sum, with the same name ``of``; what else they
+    compare are arguments of :func:`gluonpar.cluster.check_equal_async`. A rank that has new
+    gradients of all parameters does not wait.
     """
     new = [grads.counting() for grads in of_params]
     on_some_rank, is_old = [*map(any, new)], [False] * len(new)
@@ -141,17 +136,15 @@ def summands(
 def summed(
     of_params: Sequence[Gradients], num_processes: int, may_be_stale: bool
 ) -> tuple[list[list[bool]], list[bool]]:
-    """Return as :func:`summands` which gradients, which are sums already, count.
+    """Return, as :func:`summands` does, which of the gradients, which are sums, count.
 
-    Sums that gluonpar has not made exist on ranks without samples, too, where nothing tells. If
-    parameters ``may_be_stale``, ranks compare, and this waits.
+    On a rank without samples nothing shows sums that gluonpar has not made. If parameters
+    ``may_be_stale``, ranks compare, and this waits.
     """
     counting = [grads.counting() for grads in of_params]
     on_some_rank = [*map(any, counting)]
-    of_gluonpar = [grads.sums for grads in of_params if grads.sums and not grads.sums.by_program]
-    if num_processes > 1 and not of_gluonpar:
-        if may_be_stale:
-            on_some_rank = (cluster.total(on_some_rank) > 0).tolist()
-        else:
-            on_some_rank = [True] * len(counting)
+    made_here = any(grads.sums and not grads.sums.by_program for grads in of_params)
+    if num_processes > 1 and not made_here:
+        every = [True] * len(counting)
+        on_some_rank = (cluster.total(on_some_rank) > 0).tolist() if may_be_stale else every
     return counting, on_some_rank
