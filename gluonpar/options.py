@@ -34,13 +34,12 @@ LEARNING_RATES = {"lenet": 0.2, "resnet18": 0.1}  # of the models, with SGD
 # For Gluon networks, each with its learning rate, if that is not the model's.
 OPTIMIZERS = {"sgd": None, "nag": None, "adam": 0.001, "lamb": 0.001, "rmsprop": 0.001}
 _WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
-_EXECUTORS = {"host", "nccl"}  # the algorithms without a plan
 _MOST_SEED = 2**31 - 1
 _EPOCHS, _ALGORITHM = ("--epochs", "--num-epochs"), ("--algorithm", "--allreduce")
 _LARGEST = 3.4028234663852886e38  # float32
 _OF = ", ".join(COLLECTIVES)
 # Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
-_OF_JOBS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+OF_JOBS = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}
 
 # By the type of an option, or of a tuple's elements: the types of its value, and words for these.
 _TYPES: dict[str, tuple[Any, str]] = {
@@ -110,7 +109,7 @@ class Options:
 
 
 def _type(field: dataclasses.Field) -> tuple[str, bool, bool]:
-    """Return a field's type, or that of its elements; whether it is a tuple; and may be None."""
+    """Return the type of a field or of its elements, whether it is a tuple, and may be None."""
     match: Any = re.fullmatch(r"(tuple\[)?(\w+)(?:, \.\.\.\])?( \| None)?", str(field.type))
     return match[2], bool(match[1]), bool(match[3])
 
@@ -120,22 +119,20 @@ def _checked(field: dataclasses.Field, kind: str, value: Any) -> Any:
     name, (types, words), limits = field.name, _TYPES[kind], field.metadata
     if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool"):
         raise TypeError(f"{name} must be {words}, got {value!r}")
-    if limits["choices"] is not None and value not in limits["choices"]:
-        raise ValueError(f"{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
-    if (
-        kind == "float"
-        and not math.isfinite(value)
-        or limits["positive"]
-        and not 0 < value <= _LARGEST
-    ):
-        must = "a positive finite number" if limits["positive"] else "finite"
-        raise ValueError(f"{name} must be {must}, got {value!r}")
-    least, most = limits["least"], limits["most"]
-    if least is not None and not least <= value <= most:
-        must = f"between {least} and {most}" if most < math.inf else f"at least {least}"
-        raise ValueError(f"{name} must be {must}, got {value}")
-    if value == "" and name != "resume":
-        raise ValueError(f"{name} must not be empty, got ''")
+    choices, least, most = limits["choices"], limits["least"], limits["most"]
+    must = ""
+    if choices is not None and value not in choices:
+        must = f"be one of {', '.join(choices)}"
+    elif limits["positive"] and not 0 < value <= _LARGEST:
+        must = "be a positive finite number"
+    elif kind == "float" and not math.isfinite(value):
+        must = "be finite"
+    elif least is not None and not least <= value <= most:
+        must = f"be between {least} and {most}" if most < math.inf else f"be at least {least}"
+    elif value == "" and name != "resume":
+        must = "not be empty"
+    if must:
+        raise ValueError(f"{name} must {must}, got {value!r}")
     return os.fspath(value) if kind == "str" else value
 
 
@@ -182,25 +179,21 @@ def parser(kind: type[Options], prog: str | None = None) -> Parser:
     if kind.exit_codes:
         codes = sorted({**EXIT_CODES, **kind.exit_codes}.items())
         epilog += ["exit codes:", *(f"  {code:<5}{meaning}" for code, meaning in codes)]
-    # A usage with all options would take fifteen lines.
-    how: dict[str, Any] = {"usage": "%(prog)s [OPTION ...]", "epilog": "\n".join(epilog)}
-    made = Parser(prog=prog, description=kind.about, **how)
-    groups: dict[str, Any] = {}
+    usage = "%(prog)s [OPTION ...]"  # with all options it would take fifteen lines
+    made = Parser(prog=prog, usage=usage, description=kind.about, epilog="\n".join(epilog))
     group: Any = made
+    group_of = functools.lru_cache(None)(made.add_argument_group)
     for field in dataclasses.fields(kind):
         (type_, is_tuple, _), of = _type(field), field.metadata
-        if of["group"]:
-            if of["group"] not in groups:
-                groups[of["group"]] = made.add_argument_group(of["group"])
-            group = groups[of["group"]]
-        how = {"dest": field.name, "default": field.default, "help": of["text"]}
+        group = group_of(of["group"]) if of["group"] else group
+        how: dict[str, Any] = {"dest": field.name, "default": field.default, "help": of["text"]}
         if type_ == "bool":
             how["action"] = "store_true"
         else:
             one = of["convert"] or {"int": int, "float": float, "str": str}[type_]
             how.update(type=functools.partial(_several, one) if is_tuple else one)
             how.update(metavar=of["metavar"], choices=None if is_tuple else of["choices"])
-        if field.name == "resume":
+        if field.name == "resume":  # its value may be left out
             how.update(nargs="?", const="")
         group.add_argument(*(of["flags"] or [f"--{field.name.replace('_', '-')}"]), **how)
     return made
@@ -244,18 +237,6 @@ def parse(
         return kind(**values), made
     except (TypeError, ValueError) as error:
         made.error(made.in_options(error))
-
-
-def check(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[dict[str, Any], Parser]:
-    """Return the values in ``argv`` and their parser; exit on errors.
-
-    In a job only on those that argparse finds: the ranks check values together.
-    """
-    if not any(name in os.environ for name in _OF_JOBS):
-        options, made = parse(kind, argv, prog)
-        return vars(options), made
-    made = parser(kind, prog)
-    return vars(made.parse_args(argv)), made
 
 
 def run(program: str, work: Callable[[], int]) -> int:
@@ -356,12 +337,6 @@ gluonpar train --model resnet18 --save-dir out --resume
             raise ValueError(f"momentum must be left out with {self.optimizer}, which has none")
         if self.history is not None and not self.history.endswith((".csv", ".jsonl")):
             raise ValueError(f"history must end in .csv or .jsonl, got {self.history!r}")
-        if self.algorithm is not None:
-            from gluonpar.plans import ALGORITHMS  # here, because it imports NumPy
-
-            if self.algorithm not in {*ALGORITHMS, *_EXECUTORS}:
-                known = ", ".join(sorted({*ALGORITHMS, *_EXECUTORS}))
-                raise ValueError(f"algorithm must be one of {known}, got {self.algorithm!r}")
         if self.save_dir is None:
             for name in ("save_every", "keep", "onnx"):
                 if getattr(self, name) != getattr(Configuration, name):
