@@ -6,7 +6,6 @@ Dive into Deep Learning, 13.5 and 13.6.
 # ruff: noqa: D102 (the methods are documented in Workload)
 from __future__ import annotations
 
-import os
 from typing import Any, Protocol, Sequence
 
 import mxnet as mx
@@ -34,7 +33,7 @@ class Workload(Protocol):
 
     copies: Sequence[Sequence[mx.nd.NDArray]]  # per parameter, its arrays on all devices
     trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]  # the parameters for a checkpoint
-    trainer: Trainer | None  # which a checkpoint saves, too
+    trainer: Trainer | None  # what a checkpoint saves besides
     sample_bytes: int  # of memory that a step on CPU contexts takes per sample, as measured
 
     def step(
@@ -48,10 +47,10 @@ class Workload(Protocol):
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         """Return the share of images whose highest score is at their label."""
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the parameters, whole or not at all."""
+    def save(self, path: str) -> None:
+        """Write the parameters; if that fails, the file stays as it was."""
 
-    def save_onnx(self, path: str | os.PathLike) -> None:
+    def save_onnx(self, path: str) -> None:
         """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
 
 
@@ -63,22 +62,22 @@ class LeNetWorkload(Workload):
 
     def __init__(self, ctx: list[mx.Context], options: Configuration) -> None:
         self.ctx = ctx
-        self.options = {"algorithm": options.algorithm, "weights": options.weights}
+        self.more: Any = {"algorithm": options.algorithm, "weights": options.weights}
         params = lenet.init_lenet(INIT_SCALE)
         self.trained = [get_params(params, c) for c in ctx]
         self.copies = list(zip(*self.trained))
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
-        options: dict[str, Any] = {**self.options, "batch_size": batch_size}
-        return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **options)
+        more = {**self.more, "batch_size": batch_size}
+        return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **more)
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str) -> None:
         files.save_params(path, self.trained[0])
 
-    def save_onnx(self, path: str | os.PathLike) -> None:
+    def save_onnx(self, path: str) -> None:
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
@@ -120,12 +119,12 @@ class GluonWorkload(Workload):
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         running_statistics.average_statistics(self.trained)
         nets = [self.scores] * len(self.ctx)
-        return metrics.accuracy(images, labels, nets, self.ctx, lambda X, scores: scores(X))
+        return metrics.accuracy(images, labels, nets, self.ctx, lambda X, net: net(X))
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str) -> None:
         files.save_params(path, self.trained)
 
-    def save_onnx(self, path: str | os.PathLike) -> None:
+    def save_onnx(self, path: str) -> None:
         export_onnx(path, self.scores, PIXELS, dtype="uint8")
 
 
