@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import re
 import tempfile
 import time
@@ -74,9 +75,10 @@ class Profiler:
         # With aggregate_stats MXNet would run one operator at a time.
         omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
         record = {"profile_symbolic": True, "profile_imperative": True}
-        with tempfile.NamedTemporaryFile(prefix="gluonpar-", suffix=".json") as file:
+        with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
+            path = pathlib.Path(folder) / "profile.json"
             mx.nd.waitall()
-            mx.profiler.set_config(filename=file.name, **record, **dict.fromkeys(omit, False))
+            mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
             mx.profiler.set_state("run")
             begin = time.time_ns() / 1000  # microseconds of MXNet's profiler's clock
             try:
@@ -87,7 +89,7 @@ class Profiler:
                 mx.profiler.set_state("stop")
                 mx.profiler.dump()
             # All but a process's first file begin with a comma that JSON does not allow.
-            content = re.sub(r"\[\s*,", "[", file.read().decode(), count=1)
+            content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
         self._seconds = (end - begin) / 1e6
         events = json.loads(content)["traceEvents"]
         for first, last in zip(events, events[1:]):  # an operator's two events are neighbours
