@@ -15,7 +15,7 @@ import numbers
 import os
 import re
 import sys
-from typing import Any, Callable, ClassVar, Iterable, NoReturn, Sequence, TypeVar
+from typing import Any, Callable, ClassVar, Iterable, NamedTuple, NoReturn, Sequence, TypeVar
 
 from gluonpar.install import __version__
 
@@ -41,40 +41,40 @@ _OF = ", ".join(COLLECTIVES)
 # Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
 OF_JOBS = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}
 
-# By the type of an option, or of a tuple's elements: the types of its value, and words for these.
-_TYPES: dict[str, tuple[Any, str]] = {
-    "int": (numbers.Integral, "an integer"),
-    "float": (numbers.Real, "a number"),
-    "bool": (bool, "True or False"),
-    "str": ((str, os.PathLike), "a string"),
+# By the type of an option, or of the elements of a tuple: the types of its value, words for these,
+# and what converts text.
+_TYPES: dict[str, tuple[Any, str, Callable[[str], Any]]] = {
+    "int": (numbers.Integral, "an integer", int),
+    "float": (numbers.Real, "a number", float),
+    "bool": (bool, "True or False", bool),
+    "str": ((str, os.PathLike), "a string", str),
 }
 
 
-def option(
-    default: Any,
-    text: str,
-    metavar: str | None = None,
-    *,
-    least: float | None = None,
-    most: float = math.inf,
-    positive: bool = False,
-    choices: Iterable[str] | None = None,
-    group: str | None = None,
-    flags: Sequence[str] = (),
-    convert: Callable[[str], Any] | None = None,
-) -> Any:
-    """Return the field of an option whose help is ``text``; limits hold for a tuple's elements.
+class _Option(NamedTuple):
+    """What a field of a command's options says besides its type and default."""
 
-    On a command line a tuple is written with commas. ``convert`` makes a value, or an element, of
-    text. ``group`` is the heading in the help for this option and those after it.
+    text: str  # its help
+    metavar: str | None = None
+    least: float | None = None  # limits hold for the elements of a tuple
+    most: float = math.inf
+    positive: bool = False
+    choices: Iterable[Any] | None = None
+    group: str | None = None  # the heading in the help for this option and those after it
+    flags: Sequence[str] = ()
+    convert: Callable[[str], Any] | None = None  # makes a value, or an element, of text
+
+
+def option(default: Any, text: str, metavar: str | None = None, **more: Any) -> Any:
+    """Return the field of an option whose help is ``text``; ``more`` are limits and names.
+
+    On a command line a tuple is written with commas.
     """
-    limits = {"least": least, "most": most, "positive": positive, "choices": choices}
-    line = {"text": text, "metavar": metavar, "group": group, "flags": flags, "convert": convert}
-    return dataclasses.field(default=default, metadata={**limits, **line})
+    return dataclasses.field(default=default, metadata={"option": _Option(text, metavar, **more)})
 
 
 def count(default: int | None, text: str, metavar: str = "N", **more: Any) -> Any:
-    """Return the field of an option that is a number of something, at least 1."""
+    """Return the field of an option that is a number of things, at least 1."""
     return option(default, text, metavar, **{"least": 1, **more})
 
 
@@ -116,19 +116,19 @@ def _type(field: dataclasses.Field) -> tuple[str, bool, bool]:
 
 def _checked(field: dataclasses.Field, kind: str, value: Any) -> Any:
     """Return the value, with a path as text."""
-    name, (types, words), limits = field.name, _TYPES[kind], field.metadata
+    name, (types, words, _), of = field.name, _TYPES[kind], field.metadata["option"]
     if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool"):
         raise TypeError(f"{name} must be {words}, got {value!r}")
-    choices, least, most = limits["choices"], limits["least"], limits["most"]
     must = ""
-    if choices is not None and value not in choices:
-        must = f"be one of {', '.join(choices)}"
-    elif limits["positive"] and not 0 < value <= _LARGEST:
+    if of.choices is not None and value not in of.choices:
+        must = f"be one of {', '.join(of.choices)}"
+    elif of.positive and not 0 < value <= _LARGEST:
         must = "be a positive finite number"
     elif kind == "float" and not math.isfinite(value):
         must = "be finite"
-    elif least is not None and not least <= value <= most:
-        must = f"be between {least} and {most}" if most < math.inf else f"be at least {least}"
+    elif of.least is not None and not of.least <= value <= of.most:
+        bounded = of.most < math.inf
+        must = f"be between {of.least} and {of.most}" if bounded else f"be at least {of.least}"
     elif value == "" and name != "resume":
         must = "not be empty"
     if must:
@@ -184,18 +184,18 @@ def parser(kind: type[Options], prog: str | None = None) -> Parser:
     group: Any = made
     group_of = functools.lru_cache(None)(made.add_argument_group)
     for field in dataclasses.fields(kind):
-        (type_, is_tuple, _), of = _type(field), field.metadata
-        group = group_of(of["group"]) if of["group"] else group
-        how: dict[str, Any] = {"dest": field.name, "default": field.default, "help": of["text"]}
+        (type_, is_tuple, _), of = _type(field), field.metadata["option"]
+        group = group_of(of.group) if of.group else group
+        how: dict[str, Any] = {"dest": field.name, "default": field.default, "help": of.text}
         if type_ == "bool":
             how["action"] = "store_true"
         else:
-            one = of["convert"] or {"int": int, "float": float, "str": str}[type_]
+            one = of.convert or _TYPES[type_][2]
             how.update(type=functools.partial(_several, one) if is_tuple else one)
-            how.update(metavar=of["metavar"], choices=None if is_tuple else of["choices"])
+            how.update(metavar=of.metavar, choices=None if is_tuple else of.choices)
         if field.name == "resume":  # its value may be left out
             how.update(nargs="?", const="")
-        group.add_argument(*(of["flags"] or [f"--{field.name.replace('_', '-')}"]), **how)
+        group.add_argument(*(of.flags or [f"--{field.name.replace('_', '-')}"]), **how)
     return made
 
 
@@ -208,12 +208,11 @@ def _several(kind: Callable[[str], Any], text: str) -> tuple:
 
 def check_names(kind: type[Options], names: Iterable[str]) -> None:
     """Raise TypeError, with the right name if there is one, unless ``kind`` has these options."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    flags = {field.name: field.metadata["option"].flags for field in dataclasses.fields(kind)}
     for name in names:
-        if name not in fields:
-            flag = f"--{name.replace('_', '-')}"
-            known = [each for each, field in fields.items() if flag in field.metadata["flags"]]
-            raise TypeError(f"there is no option {name!r}; there are {', '.join(known or fields)}")
+        if name not in flags:
+            known = [each for each in flags if f"--{name.replace('_', '-')}" in flags[each]]
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known or flags)}")
 
 
 def num_bytes(text: str) -> int:
