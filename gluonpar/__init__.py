@@ -6,11 +6,15 @@
 # ruff: noqa: I001 - the names of __all__ come first
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gluonpar.install import __version__, startup
 
+# Type checkers read these imports. At run time _modules() reads them, and each is made on use.
 if TYPE_CHECKING:
     from gluonpar import cluster, metrics
     from gluonpar.adapters import Towers, average_gradients, make_parallel
@@ -48,41 +52,31 @@ __all__ += ["average_gradients", "broadcast", "cluster", "get_params", "init_len
 __all__ += ["make_parallel", "metrics", "run_tasks", "sgd", "split_and_load", "train"]
 __all__ += ["train_batch", "verify"]
 
-# By module, the names that are taken from it when they are used.
-_NAMES = {
-    "adapters": "BatchProcessor DataLoader Towers average_gradients make_parallel",
-    "batch_norm": "SyncBatchNorm average_statistics broadcast_statistics set_num_devices",
-    "checkpoint": "export_onnx load_checkpoint save_checkpoint",
-    "collectives": "all_gather allreduce allreduce_many broadcast explain reduce reduce_scatter",
-    "diagnostics.verification": "Wrong verify",
-    "gluon": "Trainer kvstore",
-    "models.lenet": "init_lenet lenet",
-    "optim": "sgd",
-    "replicas": "get_params",
-    "runtime.cached_op": "operators traceable",
-    "sharding": "split_and_load split_samples",
-    "step": "allreduce_grads train_batch",
-    "tasks": "TaskError run_tasks",
-    "training": "train",
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-_ROOMS = {*(module.partition(".")[0] for module in _NAMES), "cluster", "metrics"}
+
+@functools.lru_cache(None)
+def _modules() -> dict[str, str]:
+    """Return the module of each name that this file imports for type checkers."""
+    nodes = ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+    imports: Any = next(node for node in nodes if isinstance(node, ast.If)).body
+    return {each.name: node.module for node in imports for each in node.names}
+
 
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _MODULES and name not in _ROOMS:
+        modules = _modules()
+        is_part = any(f"{module}.".startswith(f"gluonpar.{name}.") for module in modules.values())
+        if name not in modules and not is_part:
             raise AttributeError(f"module 'gluonpar' has no attribute {name!r}")
         startup.start()
-        if name in _MODULES:
-            found = getattr(importlib.import_module(f"gluonpar.{_MODULES[name]}"), name)
-            globals()[name] = found
-            return found
-        return importlib.import_module(f"gluonpar.{name}")
+        if is_part or modules[name] == "gluonpar":
+            return importlib.import_module(f"gluonpar.{name}")
+        globals()[name] = getattr(importlib.import_module(modules[name]), name)
+        return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES})
+    return sorted({*__all__, *_modules()})
 
 
 startup.install()

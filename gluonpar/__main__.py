@@ -18,29 +18,28 @@ COMMANDS: dict[str, type[options.Options]] = {
     "selftest": options.SelfTest,
     "doctor": options.Doctor,
 }
-ALIASES = {"verify": "selftest"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: the process's arguments); return the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] == "help":  # as `gluonpar COMMAND --help`
+    if argv[:1] == ["help"]:  # as `gluonpar COMMAND --help`
         argv = [*argv[1:], "--help"]
-    name = ALIASES.get(argv[0], argv[0]) if argv else ""
+    name = argv[0] if argv else ""
+    name = "selftest" if name == "verify" else name
     if name in COMMANDS:
         return start(name, argv[1:], f"gluonpar {name}")
-    lines = [f"  {name:<10}{kind.title}" for name, kind in COMMANDS.items()]
+    lines = [f"  {each:<10}{kind.title}" for each, kind in COMMANDS.items()]
     parser = options.Parser(
         prog="gluonpar",
         usage="%(prog)s COMMAND [OPTION ...], or %(prog)s COMMAND --help",
         description="\n".join([ABOUT, "", "commands:", *lines, "", HINT]),
     )
-    if argv and argv[0] not in ("-h", "--help", "--version"):
-        parser.error(f"there is no command {argv[0]!r}; start with one of {', '.join(COMMANDS)}")
+    if name not in ("", "-h", "--help", "--version"):
+        parser.error(f"there is no command {name!r}; start with one of {', '.join(COMMANDS)}")
 
     def work() -> int:
-        parser.parse_args(argv)
-        parser.print_help()
+        parser.parse_args(argv or ["--help"])
         return 0
 
     return options.run("gluonpar", work)
@@ -52,12 +51,14 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
     Returns the exit code. ``prog`` is the program's name in messages. A script that trains one
     ``model`` refuses another.
     """
-    kind = COMMANDS[name]
+    kind, given = COMMANDS[name], ["--model", model, *argv] if model else argv
 
     def work() -> int:
-        given = ["--model", model, *argv] if model else argv
-        values, parser = options.check(kind, given, prog)
-        if model and values["model"] != model:
+        parser = options.parser(kind, prog)
+        values = parser.parse_args(given)
+        if not options.OF_JOBS & {*os.environ}:
+            options.parse(kind, given, prog)
+        if model and values.model != model:
             parser.error(f"--model must be {model} here; `gluonpar train` trains others")
         if name == "selftest":
             # On GPUs of compute capability 8.0 and later cuBLAS and cuDNN may round the factors of
@@ -68,22 +69,20 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
                 startup.start()
             except ImportError as error:
                 parser.error(str(error))
-        if name in ("bench", "selftest") and _is_in_job(prog):
-            return options.BAD_REQUEST
+        if name in ("bench", "selftest"):
+            from gluonpar import cluster
+
+            if cluster.size() > 1:
+                if cluster.is_main():
+                    parser.error(
+                        "it examines the devices of one process, and was started as "
+                        f"{cluster.size()}; start it without mpirun or srun"
+                    )
+                return options.BAD_REQUEST
         code: int = importlib.import_module(f"gluonpar.{kind.module}").main(given, prog)
         return code
 
     return options.run(prog, work)
-
-
-def _is_in_job(prog: str) -> bool:
-    """Return whether this is a rank of several; rank 0 prints what to do instead."""
-    from gluonpar import cluster
-
-    if cluster.size() > 1 and cluster.is_main():
-        line = f"it examines the devices of one process, and was started as {cluster.size()}"
-        print(f"{prog}: error: {line}; start it without mpirun or srun", file=sys.stderr)
-    return cluster.size() > 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import numbers
 import os
 import re
 import sys
-from typing import Any, Callable, ClassVar, Iterable, NoReturn, Sequence, TypeVar
+from typing import Any, Callable, ClassVar, Iterable, NamedTuple, NoReturn, Sequence, TypeVar
 
 from gluonpar.install import __version__
 
@@ -34,48 +34,47 @@ LEARNING_RATES = {"lenet": 0.2, "resnet18": 0.1}  # of the models, with SGD
 # For Gluon networks, each with its learning rate, if that is not the model's.
 OPTIMIZERS = {"sgd": None, "nag": None, "adam": 0.001, "lamb": 0.001, "rmsprop": 0.001}
 _WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
-_EXECUTORS = {"host", "nccl"}  # the algorithms without a plan
 _MOST_SEED = 2**31 - 1
 _EPOCHS, _ALGORITHM = ("--epochs", "--num-epochs"), ("--algorithm", "--allreduce")
 _LARGEST = 3.4028234663852886e38  # float32
 _OF = ", ".join(COLLECTIVES)
 # Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
-_OF_JOBS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+OF_JOBS = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}
 
-# By the type of an option, or of a tuple's elements: the types of its value, and words for these.
-_TYPES: dict[str, tuple[Any, str]] = {
-    "int": (numbers.Integral, "an integer"),
-    "float": (numbers.Real, "a number"),
-    "bool": (bool, "True or False"),
-    "str": ((str, os.PathLike), "a string"),
+# By the type of an option, or of the elements of a tuple: the types of its value, words for these,
+# and what converts text.
+_TYPES: dict[str, tuple[Any, str, Callable[[str], Any]]] = {
+    "int": (numbers.Integral, "an integer", int),
+    "float": (numbers.Real, "a number", float),
+    "bool": (bool, "True or False", bool),
+    "str": ((str, os.PathLike), "a string", str),
 }
 
 
-def option(
-    default: Any,
-    text: str,
-    metavar: str | None = None,
-    *,
-    least: float | None = None,
-    most: float = math.inf,
-    positive: bool = False,
-    choices: Iterable[str] | None = None,
-    group: str | None = None,
-    flags: Sequence[str] = (),
-    convert: Callable[[str], Any] | None = None,
-) -> Any:
-    """Return the field of an option whose help is ``text``; limits hold for a tuple's elements.
+class _Option(NamedTuple):
+    """What a field of a command's options says besides its type and default."""
 
-    On a command line a tuple is written with commas. ``convert`` makes a value, or an element, of
-    text. ``group`` is the heading in the help for this option and those after it.
+    text: str  # its help
+    metavar: str | None = None
+    least: float | None = None  # limits hold for the elements of a tuple
+    most: float = math.inf
+    positive: bool = False
+    choices: Iterable[Any] | None = None
+    group: str | None = None  # the heading in the help for this option and those after it
+    flags: Sequence[str] = ()
+    convert: Callable[[str], Any] | None = None  # makes a value, or an element, of text
+
+
+def option(default: Any, text: str, metavar: str | None = None, **more: Any) -> Any:
+    """Return the field of an option whose help is ``text``; ``more`` are limits and names.
+
+    On a command line a tuple is written with commas.
     """
-    limits = {"least": least, "most": most, "positive": positive, "choices": choices}
-    line = {"text": text, "metavar": metavar, "group": group, "flags": flags, "convert": convert}
-    return dataclasses.field(default=default, metadata={**limits, **line})
+    return dataclasses.field(default=default, metadata={"option": _Option(text, metavar, **more)})
 
 
 def count(default: int | None, text: str, metavar: str = "N", **more: Any) -> Any:
-    """Return the field of an option that is a number of something, at least 1."""
+    """Return the field of an option that is a number of things, at least 1."""
     return option(default, text, metavar, **{"least": 1, **more})
 
 
@@ -110,32 +109,30 @@ class Options:
 
 
 def _type(field: dataclasses.Field) -> tuple[str, bool, bool]:
-    """Return a field's type, or that of its elements; whether it is a tuple; and may be None."""
+    """Return the type of a field or of its elements, whether it is a tuple, and may be None."""
     match: Any = re.fullmatch(r"(tuple\[)?(\w+)(?:, \.\.\.\])?( \| None)?", str(field.type))
     return match[2], bool(match[1]), bool(match[3])
 
 
 def _checked(field: dataclasses.Field, kind: str, value: Any) -> Any:
     """Return the value, with a path as text."""
-    name, (types, words), limits = field.name, _TYPES[kind], field.metadata
+    name, (types, words, _), of = field.name, _TYPES[kind], field.metadata["option"]
     if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool"):
         raise TypeError(f"{name} must be {words}, got {value!r}")
-    if limits["choices"] is not None and value not in limits["choices"]:
-        raise ValueError(f"{name} must be one of {', '.join(limits['choices'])}, got {value!r}")
-    if (
-        kind == "float"
-        and not math.isfinite(value)
-        or limits["positive"]
-        and not 0 < value <= _LARGEST
-    ):
-        must = "a positive finite number" if limits["positive"] else "finite"
-        raise ValueError(f"{name} must be {must}, got {value!r}")
-    least, most = limits["least"], limits["most"]
-    if least is not None and not least <= value <= most:
-        must = f"between {least} and {most}" if most < math.inf else f"at least {least}"
-        raise ValueError(f"{name} must be {must}, got {value}")
-    if value == "" and name != "resume":
-        raise ValueError(f"{name} must not be empty, got ''")
+    must = ""
+    if of.choices is not None and value not in of.choices:
+        must = f"be one of {', '.join(of.choices)}"
+    elif of.positive and not 0 < value <= _LARGEST:
+        must = "be a positive finite number"
+    elif kind == "float" and not math.isfinite(value):
+        must = "be finite"
+    elif of.least is not None and not of.least <= value <= of.most:
+        bounded = of.most < math.inf
+        must = f"be between {of.least} and {of.most}" if bounded else f"be at least {of.least}"
+    elif value == "" and name != "resume":
+        must = "not be empty"
+    if must:
+        raise ValueError(f"{name} must {must}, got {value!r}")
     return os.fspath(value) if kind == "str" else value
 
 
@@ -182,27 +179,23 @@ def parser(kind: type[Options], prog: str | None = None) -> Parser:
     if kind.exit_codes:
         codes = sorted({**EXIT_CODES, **kind.exit_codes}.items())
         epilog += ["exit codes:", *(f"  {code:<5}{meaning}" for code, meaning in codes)]
-    # A usage with all options would take fifteen lines.
-    how: dict[str, Any] = {"usage": "%(prog)s [OPTION ...]", "epilog": "\n".join(epilog)}
-    made = Parser(prog=prog, description=kind.about, **how)
-    groups: dict[str, Any] = {}
+    usage = "%(prog)s [OPTION ...]"  # with all options it would take fifteen lines
+    made = Parser(prog=prog, usage=usage, description=kind.about, epilog="\n".join(epilog))
     group: Any = made
+    group_of = functools.lru_cache(None)(made.add_argument_group)
     for field in dataclasses.fields(kind):
-        (type_, is_tuple, _), of = _type(field), field.metadata
-        if of["group"]:
-            if of["group"] not in groups:
-                groups[of["group"]] = made.add_argument_group(of["group"])
-            group = groups[of["group"]]
-        how = {"dest": field.name, "default": field.default, "help": of["text"]}
+        (type_, is_tuple, _), of = _type(field), field.metadata["option"]
+        group = group_of(of.group) if of.group else group
+        how: dict[str, Any] = {"dest": field.name, "default": field.default, "help": of.text}
         if type_ == "bool":
             how["action"] = "store_true"
         else:
-            one = of["convert"] or {"int": int, "float": float, "str": str}[type_]
+            one = of.convert or _TYPES[type_][2]
             how.update(type=functools.partial(_several, one) if is_tuple else one)
-            how.update(metavar=of["metavar"], choices=None if is_tuple else of["choices"])
-        if field.name == "resume":
+            how.update(metavar=of.metavar, choices=None if is_tuple else of.choices)
+        if field.name == "resume":  # its value may be left out
             how.update(nargs="?", const="")
-        group.add_argument(*(of["flags"] or [f"--{field.name.replace('_', '-')}"]), **how)
+        group.add_argument(*(of.flags or [f"--{field.name.replace('_', '-')}"]), **how)
     return made
 
 
@@ -215,12 +208,11 @@ def _several(kind: Callable[[str], Any], text: str) -> tuple:
 
 def check_names(kind: type[Options], names: Iterable[str]) -> None:
     """Raise TypeError, with the right name if there is one, unless ``kind`` has these options."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    flags = {field.name: field.metadata["option"].flags for field in dataclasses.fields(kind)}
     for name in names:
-        if name not in fields:
-            flag = f"--{name.replace('_', '-')}"
-            known = [each for each, field in fields.items() if flag in field.metadata["flags"]]
-            raise TypeError(f"there is no option {name!r}; there are {', '.join(known or fields)}")
+        if name not in flags:
+            known = [each for each in flags if f"--{name.replace('_', '-')}" in flags[each]]
+            raise TypeError(f"there is no option {name!r}; there are {', '.join(known or flags)}")
 
 
 def num_bytes(text: str) -> int:
@@ -244,18 +236,6 @@ def parse(
         return kind(**values), made
     except (TypeError, ValueError) as error:
         made.error(made.in_options(error))
-
-
-def check(kind: type[Options], argv: Sequence[str], prog: str) -> tuple[dict[str, Any], Parser]:
-    """Return the values in ``argv`` and their parser; exit on errors.
-
-    In a job only on those that argparse finds: the ranks check values together.
-    """
-    if not any(name in os.environ for name in _OF_JOBS):
-        options, made = parse(kind, argv, prog)
-        return vars(options), made
-    made = parser(kind, prog)
-    return vars(made.parse_args(argv)), made
 
 
 def run(program: str, work: Callable[[], int]) -> int:
@@ -356,12 +336,6 @@ gluonpar train --model resnet18 --save-dir out --resume
             raise ValueError(f"momentum must be left out with {self.optimizer}, which has none")
         if self.history is not None and not self.history.endswith((".csv", ".jsonl")):
             raise ValueError(f"history must end in .csv or .jsonl, got {self.history!r}")
-        if self.algorithm is not None:
-            from gluonpar.plans import ALGORITHMS  # here, because it imports NumPy
-
-            if self.algorithm not in {*ALGORITHMS, *_EXECUTORS}:
-                known = ", ".join(sorted({*ALGORITHMS, *_EXECUTORS}))
-                raise ValueError(f"algorithm must be one of {known}, got {self.algorithm!r}")
         if self.save_dir is None:
             for name in ("save_every", "keep", "onnx"):
                 if getattr(self, name) != getattr(Configuration, name):

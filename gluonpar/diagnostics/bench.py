@@ -1,13 +1,9 @@
-"""gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy.
-
---collective measures gluonpar's other collectives. The figures mean the same as in nccl-tests.
-"""
-
-# MXNet's stores run in the same process, so with the settings that ``import gluonpar`` makes.
+"""gluonpar bench: measure the all-reduce algorithms beside MXNet's kvstore and plain NumPy."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -39,9 +35,9 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
 
 def prepare(options: Bench) -> tuple:
     """Return sizes, contexts, names of candidates, and a notice on the devices."""
-    collective, names = options.collective, ["gluonpar"]
-    algorithms = [*dict.fromkeys(options.algorithms or ())]
-    most = min(2**31 * np.dtype(options.dtype).itemsize, _memory() // (4 * options.num_gpus))
+    collective, algorithms = options.collective, [*dict.fromkeys(options.algorithms or ())]
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = min(2**31 * np.dtype(options.dtype).itemsize, memory_bytes // (4 * options.num_gpus))
     if options.max_bytes >= most:
         raise ValueError(
             f"max_bytes must be below {most}, got {options.max_bytes}: an array of MXNet has fewer "
@@ -49,19 +45,15 @@ def prepare(options: Bench) -> tuple:
         )
     if algorithms and collective != "allreduce":
         raise ValueError(f"algorithms must be left out with {collective}: they are allreduce's")
-    chosen = devices.choose(num_gpus=options.num_gpus, device=options.device)
-    if collective == "allreduce":
-        names = [*(algorithms or collectives.usable(chosen.ctx)), PEER, "mxnet local"]
-        names.append(NUMPY if chosen.ctx[0].device_type == "cpu" else "mxnet nccl")
+    ctx, notice = devices.choose(num_gpus=options.num_gpus, device=options.device)
     for name in algorithms:
-        collectives.check_algorithm(name, chosen.ctx)
+        collectives.check_algorithm(name, ctx)
+    names = ["gluonpar"]
+    if collective == "allreduce":
+        peers = [PEER, "mxnet local", NUMPY if ctx[0].device_type == "cpu" else "mxnet nccl"]
+        names = [*(algorithms or collectives.usable(ctx)), *peers]
     counts = sizes(options.min_bytes, options.max_bytes, options.factor, options.dtype)
-    return counts, chosen.ctx, names, chosen.notice
-
-
-def _memory() -> int:
-    """Return the bytes of this machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return counts, ctx, names, notice
 
 
 def measure(prepared: tuple, console: Console, record: harness.Record) -> list[str]:
@@ -94,7 +86,7 @@ def measure(prepared: tuple, console: Console, record: harness.Record) -> list[s
 
 @dataclass(frozen=True)
 class Result:
-    """One candidate at one size; ``wrong`` counts elements on all devices."""
+    """One candidate at one size; ``wrong`` is its number of wrong elements on all devices."""
 
     name: str
     num_bytes: int
@@ -132,8 +124,8 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """Return everything, with all samples, for JSON."""
         fields = {**vars(self), "algbw": self.algbw, "busbw": self.busbw}
-        del fields["samples"]
-        return {**fields, **self.samples.as_dict()}
+        samples = fields.pop("samples").as_dict()
+        return {**fields, **samples}
 
 
 def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: Bench) -> Candidate:
@@ -142,22 +134,18 @@ def candidate(name: str, arrays: Sequence[mx.nd.NDArray], options: Bench) -> Can
     if name == NUMPY:
         return _of_numpy(arrays, options.calls)
     if name.startswith("mxnet "):
-        store = mx.kv.create(name.partition(" ")[2])
+        store = mx.kv.create(name.partition(" ")[2])  # with the settings of this process
         store.init(0, arrays[0])
         run = functools.partial(store.pushpull, 0, arrays, out=arrays)
     else:
         more = {"algorithm": name} if collective == "allreduce" else {}
         run = functools.partial(getattr(collectives, collective), arrays, **more)
 
-    def wait() -> None:
-        for array in arrays:
-            array.wait_to_read()
-
-    return Candidate(name, run, wait, options.calls)
+    return Candidate(name, run, lambda: [a.wait_to_read() for a in arrays], options.calls)
 
 
 def _of_numpy(arrays: Sequence[mx.nd.NDArray], calls: int) -> Candidate:
-    """One pass of NumPy over the arrays' memory; half of a large array on a second thread."""
+    """Return one pass of NumPy over the arrays; a second thread takes half of a large array."""
     num_threads = 1 if memory.num_bytes(arrays[0]) < NUMPY_MIN_BYTES else NUMPY_THREADS
     first, *others = partition.slices(arrays[0].size, num_threads)
     pool = ThreadPoolExecutor(max(1, len(others)))  # starts threads when it gets tasks
@@ -182,16 +170,13 @@ def _sum_blocks(views: Sequence[np.ndarray], part: slice) -> None:
 
 
 def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
-    """Return the arrays' sizes in elements: each is ``factor`` times the one before."""
+    """Return the sizes of the arrays, in elements: each is ``factor`` times the one before."""
     itemsize = np.dtype(dtype).itemsize
     if not itemsize <= min_bytes <= max_bytes:
         must = f"min_bytes must be at least {itemsize}, one {dtype}, and at most max_bytes"
         raise ValueError(f"{must}={max_bytes}, got {min_bytes}")
-    counts = []
-    while min_bytes <= max_bytes:
-        counts.append(min_bytes // itemsize)
-        min_bytes *= factor
-    return counts
+    all_bytes = (min_bytes * factor**i for i in itertools.count())
+    return [n // itemsize for n in itertools.takewhile(lambda n: n <= max_bytes, all_bytes)]
 
 
 def measure_size(
@@ -199,16 +184,15 @@ def measure_size(
 ) -> list[Result]:
     """Return a result for each candidate, all on the same arrays of ``size`` elements."""
     arrays = [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
-    collective = options.collective
     candidates = [candidate(name, arrays, options) for name in names]
-    wrong = count_wrong(candidates, arrays, collective)
+    wrong = count_wrong(candidates, arrays, options.collective)
     # Zeros stay zeros however often they are summed in place; other numbers would grow to inf.
     for array in arrays:
         array[:] = 0
     bar = harness.progress_bar(f"{size} elements")
     samples = harness.interleaved(candidates, options.rounds, options.warmup, bar)
     shape = (memory.num_bytes(arrays[0]), size, len(arrays))
-    return [Result(name, *shape, samples[name], wrong[name], collective) for name in names]
+    return [Result(name, *shape, samples[name], wrong[name], options.collective) for name in names]
 
 
 def count_wrong(

@@ -1,11 +1,9 @@
 """gluonpar doctor: print what is installed and what is wrong, with a remedy for each fault.
 
-It changes nothing, downloads nothing, and works without MXNet and NumPy.
+Each check yields findings about one part of the installation: a state, a text and, optionally, a
+remedy. It runs in a child process, since imports that it tries, such as MXNet's, may raise any
+exception, end the process or hang.
 """
-
-# Each check yields findings about one part of the installation: a state, a text and, optionally, a
-# remedy. It runs in a child process, since imports that it tries, such as MXNet's, may raise any
-# exception, end the process or hang.
 
 from __future__ import annotations
 
@@ -60,21 +58,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "gluonpar doctor") -> in
     num_wrong = sum(finding.state == WRONG for finding in findings)
     if options.json:
         content = {"wrong": num_wrong, "findings": [finding._asdict() for finding in findings]}
-        output = json.dumps(content, indent=2)
+        print(json.dumps(content, indent=2), flush=True)
     else:
         last = f"{num_wrong} wrong" if num_wrong else "nothing is wrong"
-        output = "\n".join(map(str, [*findings, last]))
-    print(output, flush=True)
+        print(*findings, last, sep="\n", flush=True)
     return 1 if num_wrong else 0
 
 
 def examine(topic: str, timeout_seconds: float = TIMEOUT_SECONDS) -> list[Finding]:
     """Run one check in a child process; if that fails or hangs, the last finding says so."""
-    command, output = [sys.executable, "-c", _CHILD, topic], b""
+    command = [sys.executable, "-c", _CHILD, topic]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
-        )
+        done = subprocess.run(command, input=b"", capture_output=True, timeout=timeout_seconds)
         output, ending = done.stdout, _ending(done)
     except subprocess.TimeoutExpired as error:
         output, ending = error.stdout or b"", f"no result within {timeout_seconds:g} s"
@@ -112,11 +107,9 @@ def describe(error: Exception) -> str:
 
 def python() -> Iterator[Described]:
     """The interpreter, compared with those that gluonpar supports."""
+    works = (3, 8) <= sys.version_info[:2] <= (3, 14)
     text = f"{platform.python_version()} at {sys.executable}"
-    if (3, 8) <= sys.version_info[:2] <= (3, 14):
-        yield OK, text
-    else:
-        yield WRONG, text, "use Python 3.8 to 3.14"
+    yield (OK, text) if works else (WRONG, text, "use Python 3.8 to 3.14")
 
 
 def numpy() -> Iterator[Described]:
@@ -170,13 +163,13 @@ def gpus() -> Iterator[Described]:
     for gpu in shown:
         if gpu.index not in usable:
             remedy = f"use CPU devices (--device cpu, {wheels.CPU}) or a GPU of those capabilities"
-            text = f"{gpu}: not usable; {driver.KERNELS} only"
-            yield WRONG if needed and not usable else NOTE, text, remedy
+            state = WRONG if needed and not usable else NOTE
+            yield state, f"{gpu}: not usable; {driver.KERNELS} only", remedy
         elif needed:
             yield OK, f"{gpu}: usable"
         else:
-            text = f"{gpu}: usable, but the installed MXNet is without CUDA"
-            yield NOTE, text, f"to use it: pip uninstall -y mxnet, then {wheels.CUDA}"
+            remedy = f"to use it: pip uninstall -y mxnet, then {wheels.CUDA}"
+            yield NOTE, f"{gpu}: usable, but the installed MXNet is without CUDA", remedy
     if len(usable) > 1:
         staged = driver.staged(usable, driver.peers(usable))
         remedy = "nvidia-smi topo -p2p r says why; --gpus can choose GPUs that have it"
@@ -203,14 +196,14 @@ def settings() -> Iterator[Described]:
     """The environment, and whether it overrides gluonpar's settings."""
     ours = startup.settings()
     for name, value in sorted({**ours, **os.environ}.items()):
-        if name in ours and value == ours[name]:
-            yield OK, f"{name}={value}, by gluonpar"
+        setting = f"{name}={value}"
+        if ours.get(name) == value:
+            yield OK, f"{setting}, by gluonpar"
         elif name in ours:
-            text = f"{name}={value} in the environment overrides gluonpar's {ours[name]}"
+            text = f"{setting} in the environment overrides gluonpar's {ours[name]}"
             yield NOTE, text, f"unset {name}, unless you measured it"
         elif name.startswith(_PREFIXES):
-            text = f"{name}={value} is set in the environment"
-            yield NOTE, text, "unset it, unless you know why it is set"
+            yield NOTE, f"{setting} is set in the environment", "unset it, unless you know why"
 
 
 def threads() -> Iterator[Described]:
@@ -225,18 +218,16 @@ def threads() -> Iterator[Described]:
 def data() -> Iterator[Described]:
     """Where the first folder with all of Fashion-MNIST is; nothing is downloaded."""
     try:
-        importlib.import_module("numpy")
-    except ImportError as error:
+        from gluonpar.training.data import fashion_mnist
+    except ImportError as error:  # without NumPy
         yield NOTE, f"Fashion-MNIST is not looked for: {describe(error)}", "see `numpy` above"
         return
-    from gluonpar.training.data import fashion_mnist
-
     folders = fashion_mnist.folders()
     complete = [folder for folder in folders if not fashion_mnist.missing(folder)]
-    if complete:
-        fashion_mnist.read_folder(complete[0])  # raises if a file is damaged
-        yield OK, f"Fashion-MNIST in {complete[0]} ({folders[complete[0]]})"
-    else:
+    for folder in complete[:1]:
+        fashion_mnist.read_folder(folder)  # raises if a file is damaged
+        yield OK, f"Fashion-MNIST in {folder} ({folders[folder]})"
+    if not complete:
         searched = ", ".join(f"{folder} ({origin})" for folder, origin in folders.items())
         remedy = "training downloads it; or apt-get install dataset-fashion-mnist; or --data-dir"
         yield NOTE, f"Fashion-MNIST is not in {searched}", remedy
@@ -255,10 +246,7 @@ def mpi() -> Iterator[Described]:
     library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
     yield OK, f"mpi4py {mpi4py.__version__} with {library}"
     mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=os.path.dirname(sys.executable))
-    if mpirun is None:
-        yield NOTE, "no mpirun, so one process only", _MPI
-    else:
-        yield OK, f"mpirun is {mpirun}"
+    yield (OK, f"mpirun is {mpirun}") if mpirun else (NOTE, "no mpirun, so one process only", _MPI)
 
 
 # By topic: the check, and the remedy if it raises an exception or ends the process.

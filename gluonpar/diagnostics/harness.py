@@ -1,7 +1,7 @@
 """Time candidates in turns, and run a benchmark from its command line.
 
-A machine's speed changes with time (heat, other programs). So candidates take turns: each round
-takes one sample of every candidate, in an order that changes from round to round.
+The speed of a machine changes with time (heat, other programs). So candidates take turns: each
+round takes one sample of every candidate, in an order that changes from round to round.
 """
 
 from __future__ import annotations
@@ -76,13 +76,12 @@ class Samples:
     @property
     def spread(self) -> float:
         """The interquartile range."""
-        low, high = self.quartiles
-        return high - low
+        return float(np.diff(self.quartiles)[0])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return times in seconds for JSON."""
-        samples = {"quartiles_seconds": self.quartiles, "seconds": list(self.values)}
-        return {"median_seconds": self.median, **samples}
+        """Return the times, in seconds, for JSON."""
+        times = {"median_seconds": self.median, "quartiles_seconds": self.quartiles}
+        return {**times, "seconds": list(self.values)}
 
 
 def turns(
@@ -142,7 +141,7 @@ def _processor() -> str:
 
 
 class Record:
-    """The results so far (rows with ``as_dict()``) and what else the --json file will hold."""
+    """The results so far (rows with ``as_dict()``), and what else the --json file will hold."""
 
     def __init__(self, parser: Parser, options: Measured) -> None:
         self.parser, self.machine = parser, machine()

@@ -1,8 +1,4 @@
-"""gluonpar selftest: test on this machine's devices that gluonpar computes correctly.
-
-Every check computes on the devices and compares values with those of NumPy or of MXNet alone, so a
-device that supports peer-to-peer copies, but corrupts the data, is found.
-"""
+"""gluonpar selftest: test on this machine's devices that gluonpar computes correctly."""
 
 from __future__ import annotations
 

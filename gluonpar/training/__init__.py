@@ -5,7 +5,6 @@ The names are imported when they are used, since the doctor reads data/ without 
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,21 +14,13 @@ if TYPE_CHECKING:
     from gluonpar.training.history import Epoch, History
     from gluonpar.training.run import Run, train
 
-_MODULES = {
-    "Configuration": "run",
-    "Console": "console",
-    "Epoch": "history",
-    "History": "history",
-    "ResumeError": "checkpointing",
-    "Run": "run",
-    "Terminated": "checkpointing",
-    "train": "run",
-}
 __all__ = ["Configuration", "Console", "Epoch", "History", "ResumeError", "Run", "Terminated"]
 __all__ += ["train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from gluonpar.training import run
+
+    return getattr(run, name)

@@ -19,8 +19,10 @@ from gluonpar.training.data.dataset import Dataset
 from gluonpar.training.history import Epoch
 from gluonpar.training.workloads import Workload
 
-# Options that must have the same values in a resumed run as in the run that it continues.
+# Options that must have the same values in a resumed run as in the run that it continues. A
+# checkpoint has the second ones only if they are not the defaults.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
+_RULE = ("optimizer", "momentum", "wd")
 
 
 @dataclass
@@ -58,15 +60,14 @@ class Checkpointer:
     ) -> None:
         self._configuration, self._folder = configuration, folder
         self.saves = any(cluster.gather(folder is not None))
-        rule = {name: getattr(configuration, name) for name in ("optimizer", "momentum", "wd")}
         self._identity = {
-            **{name: getattr(configuration, name) for name in _FIXED},
-            **{
-                name: value for name, value in rule.items() if value != getattr(Configuration, name)
-            },
-            **({"early_stop": True} if configuration.early_stop else {}),  # which holds out images
-            "checksum of the data": data.checksums(),
+            name: value
+            for name, value in vars(configuration).items()
+            if name in _FIXED or name in _RULE and value != getattr(Configuration, name)
         }
+        if configuration.early_stop:  # holds images out
+            self._identity["early_stop"] = True
+        self._identity["checksum of the data"] = data.checksums()
         try:
             found = cluster.together(self._find)
         except ValueError as error:
@@ -80,11 +81,10 @@ class Checkpointer:
             content = files.read(path)
             with files.loading(path):
                 progress, identity = _parse(npz_file.read(content)[0])
-            differences = [
-                f"{name} was {identity.get(name)} and is now {self._identity.get(name)}"
-                for name in {**self._identity, **identity}
-                if self._identity.get(name) != identity.get(name)
-            ]
+            pairs = {
+                n: (identity.get(n), self._identity.get(n)) for n in {**self._identity, **identity}
+            }
+            differences = [f"{n} was {a} and is now {b}" for n, (a, b) in pairs.items() if a != b]
             if differences:
                 raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
         paths = self.paths()
@@ -103,18 +103,18 @@ class Checkpointer:
         resume, model = self._configuration.resume, self._configuration.model
         if not resume:
             return self.paths()[-1] if resume == "" and self.paths() else None
-        if not os.path.isdir(resume):
-            if not (os.path.isfile(resume) and resume.endswith(".npz")):
-                what = "is another file" if os.path.exists(resume) else "does not exist"
-                raise ValueError(
-                    "resume must be a checkpoint, NAME.npz, of a run with save_dir, or a folder "
-                    f"that has one; {resume} {what}"
-                )
-            return pathlib.Path(resume)
-        paths = self.paths(pathlib.Path(resume))
-        if not paths:
-            raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
-        return paths[-1]
+        if os.path.isdir(resume):
+            paths = self.paths(pathlib.Path(resume))
+            if not paths:
+                raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
+            return paths[-1]
+        if not (os.path.isfile(resume) and resume.endswith(".npz")):
+            what = "is another file" if os.path.exists(resume) else "does not exist"
+            raise ValueError(
+                "resume must be a checkpoint, NAME.npz, of a run with save_dir, or a folder that "
+                f"has one; {resume} {what}"
+            )
+        return pathlib.Path(resume)
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
         """Load the checkpoint to resume, if any, into ``workload`` and ``shuffle``.
@@ -188,8 +188,8 @@ class Termination:
     is sent to, and so ends the job.
     """
 
-    # A request takes effect this many steps later. To know those of all ranks earlier, a rank would
-    # wait for the others in every step. mpirun kills the ranks a quarter of a second after SIGTERM.
+    # A request takes effect this many steps later. To learn of it sooner, every rank would wait for
+    # all others in each step. mpirun kills the ranks a quarter of a second after SIGTERM.
     _DELAY = 2
 
     def __init__(self, saves: bool) -> None:

@@ -7,25 +7,13 @@ import re
 import traceback
 from typing import Callable, Sequence
 
-from gluonpar import cluster, metrics
+from gluonpar import cluster, metrics, options
 from gluonpar.install import memory_limits
-from gluonpar.options import (
-    BAD_REQUEST,
-    BROKEN_PIPE,
-    DIVERGED,
-    INTERRUPTED,
-    NOT_SAVED,
-    OUT_OF_MEMORY,
-    TERMINATED,
-    Configuration,
-    parser,
-)
 from gluonpar.runtime import interrupts
 from gluonpar.training.checkpointing import ResumeError, Terminated
 from gluonpar.training.console import Console
 from gluonpar.training.run import Run
 
-TRAINED, FAILED = 0, 1
 NOTHING = "nothing was saved (--save-dir DIR saves checkpoints)"
 Say = Callable[..., None]  # prints a message on stderr
 
@@ -40,11 +28,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     :class:`gluonpar.options.Configuration`. For all codes from 2, except 141, one line on stderr
     has the reason, the remedy and what was saved.
     """
-    parsed = parser(Configuration, prog)
-    options, console = parsed.parse_args(argv), Console()
+    parser, console = options.parser(options.Configuration, prog), Console()
+    values = parser.parse_args(argv)
 
     def say(message: str, before: str = "") -> None:
-        console.notice(f"{before}{parsed.prog}: {parsed.in_options(message)}")
+        console.notice(f"{before}{parser.prog}: {parser.in_options(message)}")
 
     interrupts.end_at_crash()
     try:
@@ -52,31 +40,31 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     except (ImportError, RuntimeError, ValueError, MemoryError) as error:
         shortage = memory_limits.shortage(error)
         say(f"error: out of memory: {shortage}" if shortage else f"error: {error}")
-        return OUT_OF_MEMORY if shortage else BAD_REQUEST
+        return options.OUT_OF_MEMORY if shortage else options.BAD_REQUEST
     run = None
     try:
-        run = Run(cluster.together(lambda: Configuration(**vars(options))), console)
+        run = Run(cluster.together(lambda: options.Configuration(**vars(values))), console)
         with run.termination.by_signal():
             run.train()
     except BrokenPipeError:
         cluster.abort("could not print")
-        return BROKEN_PIPE
+        return options.BROKEN_PIPE
     except KeyboardInterrupt:
         if cluster.is_main():  # the line break ends the progress bar
             say(f"interrupted; {_how_to_resume(run) or NOTHING}", before="\n")
         cluster.abort("was interrupted")
-        return INTERRUPTED
+        return options.INTERRUPTED
     except Terminated:
         if cluster.is_main():
             say(f"ended by SIGTERM; {_how_to_resume(run) or NOTHING}")
-        return TERMINATED
+        return options.TERMINATED
     except Exception as error:
-        return _failed(error, say, run, options.batch_size)
+        return _failed(error, say, run, values.batch_size)
     if console.failure:
         say(f"error: the output could not be written: {console.failure}")
     if run.lost:
         say(f"error: files that could not be written: {', '.join(dict.fromkeys(run.lost))}")
-    return NOT_SAVED if console.failure or run.lost else TRAINED
+    return options.NOT_SAVED if console.failure or run.lost else 0
 
 
 def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int:
@@ -84,29 +72,24 @@ def _failed(error: Exception, say: Say, run: Run | None, batch_size: int) -> int
 
     Out of memory, or after a GPU's failure, the process ends here.
     """
-    refusals = (
-        TypeError,
-        ValueError,
-        FileNotFoundError,
-        ImportError,
-    )  # of the options, before there is a run
+    refusals = (TypeError, ValueError, FileNotFoundError, ImportError)  # while the run is made
     refused = isinstance(error, refusals if run is None else ResumeError)
     if refused or isinstance(error, metrics.DivergedError):
         if cluster.is_main():
             say(f"error: {error}")
-        return BAD_REQUEST if refused else DIVERGED
-    shortage = memory_limits.shortage(error)
+        return options.BAD_REQUEST if refused else options.DIVERGED
+    code, shortage = options.OUT_OF_MEMORY, memory_limits.shortage(error)
     cuda_lines = [line for line in map(str.strip, str(error).splitlines()) if _CUDA.match(line)]
     if shortage is not None:
         remedy = f"try a smaller --batch-size than {batch_size}, or more memory"
-        code, reason = OUT_OF_MEMORY, f"out of memory: {shortage}; {remedy}"
+        reason = f"out of memory: {shortage}; {remedy}"
     elif cuda_lines and isinstance(error, RuntimeError):
         traceback.print_exception(type(error), error, error.__traceback__)
-        code, reason = FAILED, f"a GPU failed: {cuda_lines[-1]}"
+        code, reason = 1, f"a GPU failed: {cuda_lines[-1]}"
     else:
         raise error
     message = "; ".join(filter(None, [reason, _how_to_resume(run)]))
-    cluster.abort(f"failed: {message}" if code == FAILED else f"ran {message}")
+    cluster.abort(f"failed: {message}" if code == 1 else f"ran {message}")
     say(f"error: {message}")
     os._exit(code)  # at exit MXNet might wait for ever, or abort
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import re
 import tempfile
 import time
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -40,19 +41,17 @@ class Profiler:
     ) -> None:
         self.ctx, self.warm_up, self.num_steps = devices.as_list(ctx), warm_up, num_steps
         processors = len(os.sched_getaffinity(0))  # as MXNet counts them
-        most = processors + 2
         for context in self.ctx:
-            if context.device_type == "cpu" and context.device_id >= most:
+            if context.device_type == "cpu" and context.device_id >= processors + 2:
                 raise ValueError(
-                    f"{context} cannot be profiled: MXNet can profile at most {most} CPU contexts "
-                    "on this machine; use fewer"
+                    f"{context} cannot be profiled: MXNet can profile at most {processors + 2} CPU "
+                    "contexts on this machine; use fewer"
                 )
         # A context's number in MXNet's profile, where the GPUs come after the processors.
         numbers = [c.device_id + processors * (c.device_type == "gpu") for c in self.ctx]
         self._devices = {number: i for i, number in enumerate(numbers)}
         self._num_taken = -1  # 0 once the block has begun
-        self._folder: tempfile.TemporaryDirectory | None = None  # while recording
-        self._begin = self._seconds = 0.0  # of the window, the first by MXNet's clock
+        self._window, self._seconds = contextlib.ExitStack(), 0.0
         self._operators: dict[str, np.ndarray] = {}  # microseconds on each device in the window
 
     def __enter__(self) -> Profiler:
@@ -60,43 +59,42 @@ class Profiler:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._end()
+        self._window.close()
 
     def step(self) -> None:
         """End a step of the loop; the devices may still be computing it."""
         self._num_taken += 1
         if self._num_taken == self.warm_up:
-            # With aggregate_stats MXNet would run one operator at a time.
-            omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
-            record = {"profile_symbolic": True, "profile_imperative": True}
-            self._folder = tempfile.TemporaryDirectory(prefix="gluonpar-")
-            self._path = pathlib.Path(self._folder.name) / "profile.json"
-            mx.nd.waitall()
-            mx.profiler.set_config(filename=str(self._path), **record, **dict.fromkeys(omit, False))
-            mx.profiler.set_state("run")
-            self._begin = time.time_ns() / 1000  # microseconds of MXNet's profiler's clock
+            self._window.enter_context(self._recorded())
         elif self._num_taken == self.warm_up + self.num_steps:
-            self._end()
+            self._window.close()
 
-    def _end(self) -> None:
-        """Add up the times of the operators that began in the window, unless it has ended."""
-        if self._folder is None:
-            return
-        with self._folder:
-            self._folder = None
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Add up the times of the operators that begin in the block."""
+        # With aggregate_stats MXNet would run one operator at a time.
+        omit = ["profile_memory", "profile_api", "continuous_dump", "aggregate_stats"]
+        record = {"profile_symbolic": True, "profile_imperative": True}
+        with tempfile.TemporaryDirectory(prefix="gluonpar-") as folder:
+            path = pathlib.Path(folder) / "profile.json"
+            mx.nd.waitall()
+            mx.profiler.set_config(filename=str(path), **record, **dict.fromkeys(omit, False))
+            mx.profiler.set_state("run")
+            begin = time.time_ns() / 1000  # microseconds of MXNet's profiler's clock
             try:
+                yield
                 mx.nd.waitall()
             finally:
                 end = time.time_ns() / 1000
                 mx.profiler.set_state("stop")
                 mx.profiler.dump()
             # All but a process's first file begin with a comma that JSON does not allow.
-            content = re.sub(r"\[\s*,", "[", self._path.read_text(), count=1)
-        self._seconds = (end - self._begin) / 1e6
+            content = re.sub(r"\[\s*,", "[", path.read_text(), count=1)
+        self._seconds = (end - begin) / 1e6
         events = json.loads(content)["traceEvents"]
         for first, last in zip(events, events[1:]):  # an operator's two events are neighbours
             device = self._devices.get(first["pid"])
-            if first["ph"] == "B" and device is not None and self._begin <= first["ts"] <= end:
+            if first["ph"] == "B" and device is not None and begin <= first["ts"] <= end:
                 times = self._operators.setdefault(first["name"], np.zeros(len(self.ctx)))
                 times[device] += min(last["ts"], end) - first["ts"]
 
@@ -118,12 +116,12 @@ class Profiler:
                 f"no step was profiled: the loop has taken {self._num_taken} steps and the first "
                 f"{self.warm_up} are for warming up; give a smaller warm_up or a longer loop"
             )
-        times = sorted(self._operators.items(), key=lambda item: -item[1].sum())
-        times.append(("total", sum(self._operators.values(), np.zeros(len(self.ctx)))))
+        rows = sorted(self._operators.items(), key=lambda item: -item[1].sum())
+        rows.append(("total", sum(self._operators.values(), np.zeros(len(self.ctx)))))
         lines = [f"steps {first} to {last}, {1e3 * self._seconds / num_steps:.1f} ms per step"]
         lines.append("ms per step".ljust(_LONGEST_NAME) + "".join(f"{c!s:>10}" for c in self.ctx))
-        for name, of_devices in times:
+        for name, times in rows:
             short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-            cells = "".join(f"{time / num_steps / 1e3:10.2f}" for time in of_devices)
+            cells = "".join(f"{each:10.2f}" for each in times / num_steps / 1e3)
             lines.append(short.ljust(_LONGEST_NAME) + cells)
         return "\n".join(lines)

@@ -26,7 +26,7 @@ from gluonpar.training.data import dataset
 from gluonpar.training.history import Epoch, History
 from gluonpar.training.profiler import Profiler
 
-MOST_BATCHES_BETWEEN_READS = 50  # of the loss, if that is less than a tenth of an epoch
+_MOST_UNREAD = 50  # batches between two reads of the loss, which are a tenth of an epoch if less
 _LEAST_MEMORY = 500 * memory_limits.MB  # with less MXNet crashes instead of raising an error
 # A higher mean loss of an epoch has diverged: chance level is 2.3. So has a larger parameter.
 MOST_LOSS, MOST_PARAMETER = 1e3, 1e5
@@ -80,12 +80,7 @@ class Run:
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
         # First, so that the other files may be in it.
-        self.save_dir = None
-        if config.save_dir:
-            try:
-                self.save_dir = files.make_writable_folder(config.save_dir)
-            except ValueError as error:
-                raise ValueError(f"save_dir must be a folder for files: {error}") from error
+        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
             if not path.is_file():
                 raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
@@ -96,10 +91,9 @@ class Run:
         if config.history:
             history.check_file("history", config.history)
         self.data = dataset.load(config.dataset, config.data_dir, config.limit)
-        self.validation: tuple[np.ndarray, np.ndarray] | None = None
+        self.validation: Sequence[np.ndarray] = ()  # images and labels
         if config.early_stop:
-            self.data, images, labels = self.data.hold_out(config.seed)
-            self.validation = images, labels
+            self.data, *self.validation = self.data.hold_out(config.seed)
         self.num_samples = len(self.data.train_labels)
         self.num_batches = -(-self.num_samples // config.batch_size)
         warm_up = min(profiler.WARM_UP, (self.num_batches - 1) // 2)
@@ -115,8 +109,8 @@ class Run:
     def train(self) -> History:
         """Train to the last epoch; return the history.
 
-        Raises metrics.DivergedError if the loss or a parameter is not finite, or the mean loss of
-        an epoch exceeds 1000, or a parameter 1e5; ResumeError; Terminated.
+        Raises metrics.DivergedError if the loss or a parameter is not finite, the mean loss of an
+        epoch exceeds 1000, or a parameter exceeds 1e5; ResumeError; Terminated.
         """
         repeatable = self.configuration.deterministic
         with devices.deterministic() if repeatable else contextlib.nullcontext():
@@ -127,8 +121,7 @@ class Run:
         config = self.configuration
         mx.random.seed(config.seed)
         self.shuffle = np.random.RandomState(config.seed)
-        workload = workloads.WORKLOADS[config.model]
-        self.workload = workload(self.ctx, config)
+        self.workload = workloads.WORKLOADS[config.model](self.ctx, config)
         self.console.header(self._header())
         if config.dry_run:
             meter = metrics.LossMeter()
@@ -146,8 +139,8 @@ class Run:
         saved = [path for path in (config.save_dir, config.plot, config.history) if path]
         if saved:
             self.console.line(f"saved: {', '.join(saved)}")
-        first, last = self.profiler.steps if self.profiler else (1, 0)
-        if self.profiler and first <= last:  # else the run was resumed after the window
+        # There is no profile if the run was resumed after the steps to profile.
+        if self.profiler and self.profiler.steps[0] <= self.profiler.steps[1]:
             self.console.line(f"profile of epoch 1: {self.profiler.table()}")
         return self.history
 
@@ -168,8 +161,7 @@ class Run:
         # checkpoint within the epoch stores that state, so that a resumed run shuffles alike.
         shuffle = copy.deepcopy(self.shuffle)
         self._reseed()
-        seconds, loss = self._train_batches(shuffle)
-        self._finish_epoch(seconds, loss)
+        self._finish_epoch(*self._train_batches(shuffle))
         ends = self.termination.is_due()
         self.shuffle = shuffle
         self.progress = Progress(self.progress.epoch + 1, history=self.history.epochs, lr=self.lr)
@@ -181,8 +173,7 @@ class Run:
         start = time.perf_counter() - progress.seconds
         samples_done = min(done * config.batch_size, self.num_samples) if cluster.is_main() else 0
         meter = metrics.LossMeter(progress.loss_sum, samples_done, done)
-        interval = min(MOST_BATCHES_BETWEEN_READS, max(1, self.num_batches // 10))
-        interval = config.log_interval or interval
+        interval = config.log_interval or min(_MOST_UNREAD, max(1, self.num_batches // 10))
         batches = self.console.batches(
             self._batches(shuffle, done), self.num_batches, config.batch_size, progress.epoch, done
         )
@@ -194,18 +185,17 @@ class Run:
                 if watched:
                     watched.step()
                 if number % interval == 0:
-                    loss, of = self._read(meter), f"{number}/{self.num_batches}"
+                    loss, place = self._read(meter), f"batch {number}/{self.num_batches}"
                     self.console.progress(loss)
                     if config.log_interval:
-                        self.console.line(f"epoch {progress.epoch}, batch {of}, loss {loss:.3f}")
+                        self.console.line(f"epoch {progress.epoch}, {place}, loss {loss:.3f}")
                 ends = self.termination.is_due()
                 if ends or self._checkpoint_is_due(number):
                     progress.batch, progress.seconds = number, time.perf_counter() - start
                     self._read(meter)
                     progress.loss_sum = meter.total
                     self._save_checkpoint(ends)
-        # Waits for the devices, because the last update belongs to the epoch's time.
-        loss = self._read(meter)
+        loss = self._read(meter)  # waits: the last update belongs to the epoch's time
         return time.perf_counter() - start, loss
 
     def _batches(
@@ -231,11 +221,10 @@ class Run:
         wait, epochs = self.configuration.early_stop, self.history.epochs
         if wait is None or not epochs:
             return False
-        accuracies = [epoch.validation_accuracy or 0.0 for epoch in epochs]
-        best = accuracies.index(max(accuracies))  # the first of them
-        if len(epochs) - 1 - best < wait:
+        best = max(epochs, key=lambda epoch: epoch.validation_accuracy or 0.0)  # the first of them
+        if epochs[-1].epoch - best.epoch < wait:
             return False
-        reached = f"validation acc {accuracies[best]:.4f} of epoch {epochs[best].epoch}"
+        reached = f"validation acc {best.validation_accuracy:.4f} of epoch {best.epoch}"
         self.console.line(f"early stop: {reached} was not exceeded in {wait} epochs")
         return True
 
@@ -258,16 +247,17 @@ class Run:
     def _save_checkpoint(self, ends: bool) -> None:
         """Save a checkpoint if there is a folder for it; raise Terminated if the run ends here."""
         if self.checkpointer.saves:
-            path, state = self.checkpointer.path(self.progress), (self.workload, self.shuffle)
-            self._write(str(path), self.checkpointer.save, *state, self.progress)
+            state = self.workload, self.shuffle, self.progress
+            path = str(self.checkpointer.path(self.progress))
+            self._write(path, lambda path: self.checkpointer.save(path, *state))
             self._reseed()
         if ends:
             raise Terminated
 
-    def _write(self, path: str, write: Callable[..., None], *arguments: Any) -> None:
-        """Call ``write(path, *arguments)``; print a notice if that fails."""
+    def _write(self, path: str, write: Callable[[str], Any]) -> None:
+        """Call ``write(path)``; print a notice if that fails."""
         try:
-            write(path, *arguments)
+            write(path)
         except OSError as error:
             self.console.notice(f"error: {path} was not written ({error}); training goes on")
             self.lost.append(path)
@@ -301,35 +291,25 @@ class Run:
         speed = self.num_samples / seconds
         results = Epoch(epoch, seconds, loss, accuracy, speed, self.lr, validation)
         self.history.epochs.append(results)
-        file = self.save_dir and self.save_dir / f"{config.model}-epoch-{epoch:04d}"
-        outputs = (
-            (file and f"{file}.params", self.workload.save),
-            (file and config.onnx and f"{file}.onnx", self.workload.save_onnx),
-            (config.plot, self.history.plot),
-            (config.history, self.history.write),
-        )
-        for path, write in outputs:
-            if path:
-                self._write(path, write)
+        if self.save_dir:
+            file = self.save_dir / f"{config.model}-epoch-{epoch:04d}"
+            self._write(f"{file}.params", self.workload.save)
+            if config.onnx:
+                self._write(f"{file}.onnx", self.workload.save_onnx)
+        if config.plot:
+            self._write(config.plot, self.history.plot)
+        if config.history:
+            self._write(config.history, self.history.write)
         self.console.epoch(results)
-
-    def _update(self) -> str:
-        """Return by which rule and numbers the parameters are updated."""
-        config = self.configuration
-        numbers = {"momentum": config.momentum, "wd": config.wd}
-        given = [f", {name} {value:g}" for name, value in numbers.items() if value]
-        rule = "" if config.optimizer == "sgd" else f"{config.optimizer}, "
-        return f"{rule}lr {self.lr}{''.join(given)}"
 
     def _header(self) -> dict[str, str]:
         """Return the header's rows; every process must call this."""
         config, data, num_ranks = self.configuration, self.data, self.num_ranks
         # In a job other ranks would count as other programs.
         alone = num_ranks == 1 and self.ctx[0].device_type == "cpu"
-        shared = processors.shared() if alone else ""
         largest = max(self.workload.copies, key=lambda copies: copies[0].size)
-        weights = config.weights and config.weights * num_ranks
         largest_batch = min(config.batch_size, self.num_samples)
+        weights = config.weights and config.weights * num_ranks
         sizes = partition.sizes(largest_batch, len(self.ctx) * num_ranks, weights)
         shards = f"{' or '.join(map(str, sorted({*sizes})))} on each device"
         if 0 in sizes:  # then none has more than one
@@ -338,17 +318,19 @@ class Run:
         elif weights:
             shards = f"{', '.join(map(str, sizes))} on the devices by weight"
         held_out = f", {len(self.validation[1])} validation" if self.validation else ""
-        images = f"{self.num_samples} training{held_out} and {len(data.test_labels)} test images"
         epochs = f"{config.num_epochs} epoch{'s' * (config.num_epochs > 1)}"
-        length = f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"
+        rule = [f"{epochs} of {self.num_batches} batch{'es' * (self.num_batches > 1)}"]
+        rule += [config.optimizer] * (config.optimizer != "sgd") + [f"lr {self.lr}"]
+        rule += [f"{n} {getattr(config, n):g}" for n in ("momentum", "wd") if getattr(config, n)]
         return {
             "processes": str(num_ranks) if num_ranks > 1 else "",
             "devices": _describe_devices(self.ctx, num_ranks),
-            "processors": shared,
+            "processors": processors.shared() if alone else "",
             "batch size": f"{largest_batch} in all, {shards}",
             "all-reduce": config.algorithm or str(collectives.explain(largest)),
-            "data": f"{data.name}, {images}, {data.source}",
-            "training": f"{length}, {self._update()}, seed {config.seed}",
+            "data": f"{data.name}, {self.num_samples} training{held_out} and "
+            f"{len(data.test_labels)} test images, {data.source}",
+            "training": f"{', '.join(rule)}, seed {config.seed}",
         }
 
 

@@ -3,11 +3,10 @@
 Dive into Deep Learning, 13.5 and 13.6.
 """
 
-# ruff: noqa: D102 (the methods are documented in Workload)
+# ruff: noqa: D102 (LeNetWorkload documents the methods)
 from __future__ import annotations
 
-import os
-from typing import Any, Protocol, Sequence
+from typing import Any, Union
 
 import mxnet as mx
 import numpy as np
@@ -29,60 +28,46 @@ INIT_SCALE = 0.05
 PIXELS = (1, 1, 28, 28)
 
 
-class Workload(Protocol):
-    """A model that is trained on devices, each of which holds all parameters."""
+class LeNetWorkload:
+    """LeNet as a plain function, trained by :func:`train_batch`.
 
-    copies: Sequence[Sequence[mx.nd.NDArray]]  # per parameter, its arrays on all devices
-    trained: gluon.Block | Sequence[Sequence[mx.nd.NDArray]]  # the parameters for a checkpoint
-    trainer: Trainer | None  # which a checkpoint saves, too
-    sample_bytes: int  # of memory that a step on CPU contexts takes per sample, as measured
-
-    def step(
-        self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float
-    ) -> Sequence[mx.nd.NDArray]:
-        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
-
-        Returns each device's losses, one per sample.
-        """
-
-    def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
-        """Return the share of images whose highest score is at their label."""
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write the parameters, whole or not at all."""
-
-    def save_onnx(self, path: str | os.PathLike) -> None:
-        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
-
-
-class LeNetWorkload(Workload):
-    """LeNet as a plain function, trained by :func:`train_batch`."""
+    Other workloads have the same attributes and methods. ``copies`` has, per parameter, its arrays
+    on all devices. A checkpoint saves ``trained``, the parameters, and ``trainer``, if it is not
+    None. ``sample_bytes`` of memory are what a step on CPU contexts takes per sample, as measured.
+    """
 
     name, sample_bytes = "lenet", 200_000
     trainer = None
 
     def __init__(self, ctx: list[mx.Context], options: Configuration) -> None:
         self.ctx = ctx
-        self.options = {"algorithm": options.algorithm, "weights": options.weights}
+        self.more: Any = {"algorithm": options.algorithm, "weights": options.weights}
         params = lenet.init_lenet(INIT_SCALE)
         self.trained = [get_params(params, c) for c in ctx]
         self.copies = list(zip(*self.trained))
 
     def step(self, X: np.ndarray, y: np.ndarray, batch_size: int, lr: float) -> list[mx.nd.NDArray]:
-        options: dict[str, Any] = {**self.options, "batch_size": batch_size}
-        return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **options)
+        """Train on uint8 images (n, 1, 28, 28), this process's share of ``batch_size`` samples.
+
+        Returns each device's losses, one per sample.
+        """
+        more = {**self.more, "batch_size": batch_size}
+        return train_batch(X, y, self.trained, self.ctx, lr, pixel_lenet, **more)
 
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
+        """Return the share of images whose highest score is at their label."""
         return metrics.accuracy(images, labels, self.trained, self.ctx, pixel_lenet)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str) -> None:
+        """Write the parameters; if that fails, the file stays as it was."""
         files.save_params(path, self.trained[0])
 
-    def save_onnx(self, path: str | os.PathLike) -> None:
+    def save_onnx(self, path: str) -> None:
+        """Write the network as ONNX, from uint8 pixels (n, 1, 28, 28) to scores (n, 10)."""
         export_onnx(path, pixel_lenet, PIXELS, self.trained[0], "uint8")
 
 
-class GluonWorkload(Workload):
+class GluonWorkload:
     """A Gluon network, trained by a Trainer; subclasses make it, initialised, in ``_network``.
 
     Training uses each device's own batch statistics; evaluation and files use the mean of the
@@ -120,12 +105,12 @@ class GluonWorkload(Workload):
     def accuracy(self, images: np.ndarray, labels: np.ndarray) -> float:
         running_statistics.average_statistics(self.trained)
         nets = [self.scores] * len(self.ctx)
-        return metrics.accuracy(images, labels, nets, self.ctx, lambda X, scores: scores(X))
+        return metrics.accuracy(images, labels, nets, self.ctx, lambda X, net: net(X))
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str) -> None:
         files.save_params(path, self.trained)
 
-    def save_onnx(self, path: str | os.PathLike) -> None:
+    def save_onnx(self, path: str) -> None:
         export_onnx(path, self.scores, PIXELS, dtype="uint8")
 
 
@@ -159,7 +144,5 @@ def pixel_lenet(X: mx.nd.NDArray, params: list[mx.nd.NDArray]) -> mx.nd.NDArray:
     return lenet.lenet(lenet.standardize(X), params)
 
 
-WORKLOADS: dict[str, type[LeNetWorkload] | type[GluonWorkload]] = {
-    LeNetWorkload.name: LeNetWorkload,
-    ResNet18Workload.name: ResNet18Workload,
-}
+Workload = Union[LeNetWorkload, GluonWorkload]
+WORKLOADS = {each.name: each for each in (LeNetWorkload, ResNet18Workload)}
