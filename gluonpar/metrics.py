@@ -14,36 +14,32 @@ from mxnet import autograd, nd
 from gluonpar import cluster
 from gluonpar.collectives import host
 from gluonpar.plans import partition
-from gluonpar.replicas import (  # noqa: F401 - programs import the checks from here, too
+from gluonpar.replicas import (  # noqa: F401 - programs also import the checks from here
     ReplicasDifferError,
     check_identical,
     check_ranks,
 )
 from gluonpar.sharding import split_and_load
 
-# multi_all_finite copies pointers into arrays of this length without checking it.
-_MOST_ARRAYS = 200
-_IMAGES_COMPARED = 16  # with other ranks', by accuracy
-
-# The host may queue this many batches ahead of the devices; all of them are in memory.
-BATCHES_IN_FLIGHT = 4
+_MOST_ARRAYS = 200  # multi_all_finite copies so many pointers into an array, without checking it
+_IMAGES_COMPARED = 16  # accuracy compares so many between ranks
+BATCHES_IN_FLIGHT = 4  # the host may queue so many, all in memory, ahead of the devices
 
 
 class DivergedError(FloatingPointError):
     """The loss or a parameter is not finite, or the loss is too large; the message says where."""
 
 
-# Their former names.
-Diverged, ReplicasDiffer = DivergedError, ReplicasDifferError
+Diverged, ReplicasDiffer = DivergedError, ReplicasDifferError  # former names
 
 
 class LossMeter:
-    """The mean per-sample loss of batches, and the first batch that is not finite.
+    """Computes the mean per-sample loss of batches, and finds the first batch that is not finite.
 
     :meth:`add` waits only for the batch BATCHES_IN_FLIGHT before, so that no more are in memory;
     :meth:`read` waits for all. With several processes, each adds its part of the same batches, and
     all read together; a meter made inside ``cluster.local()`` is for this process only. Ranks may
-    add different numbers of batches; batch i is made of the i-th batch of each rank. ``total`` is
+    add different numbers of batches; batch i consists of the i-th batch of each rank. ``total`` is
     the sum of the losses of the ``num_batches`` read so far, ``num_samples`` the number added on
     this rank. A meter that is given all three continues from them; ranks other than 0 then give 0
     samples.
@@ -57,10 +53,10 @@ class LossMeter:
     def add(self, losses: Sequence[nd.NDArray], params: Sequence[nd.NDArray] = ()) -> None:
         """Add the per-sample losses of one batch, one array per device, as train_batch returns.
 
-        They are of any dtype, and added in float64. An array of shape (n, ...) has the losses of n
-        samples; each sample counts with the mean of its values, as in Gluon's losses.
+        Losses have any dtypes, and are added in float64. An array of shape (n, ...) has n samples;
+        the loss of a sample is the mean of its values, as in Gluon's losses.
 
-        ``params``, one device's after the batch's update, are read once: a gradient that is not
+        ``params`` are one device's parameters after the batch's update: a gradient that is not
         finite ruins them, while the losses may stay finite (relu gives 0 for NaN).
         """
         checked = all_finite(params) if params else None
@@ -75,17 +71,17 @@ class LossMeter:
                     self.num_samples += num_samples
         self._unread.append((sums, checked))
         if len(self._unread) > BATCHES_IN_FLIGHT:
-            for array in self._unread[-BATCHES_IN_FLIGHT - 1][0]:  # none without samples
+            for array in self._unread[-BATCHES_IN_FLIGHT - 1][0]:  # there are none without samples
                 array.wait_to_read()
 
     @cluster.in_scope
     def read(self) -> float:
         """Wait for all batches so far and return their mean loss.
 
-        Raises DivergedError, with the first batch whose loss, or the parameters after it, are not
-        finite, and the device.
+        Raises DivergedError, which names the first batch whose loss, or after which a parameter,
+        is not finite, and the device.
         """
-        own = []
+        own = []  # for each batch: the device and sum of each array of losses, and whether ruined
         for sums, checked in self._unread:
             losses = [(str(array.context), float(array.asscalar())) for array in sums]
             own.append((losses, checked is not None and not checked.asscalar()))
@@ -95,9 +91,8 @@ class LossMeter:
             name, (own_losses, _) = f"batch {self.num_batches}", batch[cluster.rank()]
             batch_sum = sum(value for losses, _ in batch for _, value in losses)
             if not math.isfinite(batch_sum):
-                bad = [device for device, value in own_losses if not math.isfinite(value)]
-                where = f" on {', '.join(bad)}" if bad else ""
-                raise DivergedError(f"the loss{where} became {batch_sum} in {name}")
+                bad = ", ".join(device for device, value in own_losses if not math.isfinite(value))
+                raise DivergedError(f"the loss{bad and f' on {bad}'} became {batch_sum} in {name}")
             if any(is_ruined for _, is_ruined in batch):
                 raise DivergedError(f"parameters became infinite or NaN in the update after {name}")
             self.total += batch_sum
@@ -106,17 +101,17 @@ class LossMeter:
 
 
 def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
-    """Return 1.0 in an array of shape (1,) if all elements of one device's arrays are finite.
+    """Return an array of shape (1,): 1.0 if all elements of one device's arrays are finite.
 
-    ``arrays`` are any number, ``mx.nd`` or ``mx.np``, of any dtypes; without elements they are
-    finite. Nothing waits. On a CPU context it is one pass by NumPy, which takes a thirtieth of the
-    time of MXNet's operator.
+    ``arrays`` are any number of arrays, ``mx.nd`` or ``mx.np``, of any dtypes. Nothing waits. On a
+    CPU context it is one pass by NumPy, in a thirtieth of the time of MXNet's operator.
     """
     floats = [array for array in arrays if np.dtype(array.dtype).kind not in "biu" and array.size]
     if not floats:
         return nd.ones((1,), ctx=arrays[0].context if arrays else None)
     if host.on_host([array.context for array in floats]):
-        return host.reduced(floats, _is_finite, all, "float32", "gluonpar.all_finite")
+        name = "gluonpar.all_finite"
+        return host.reduced(floats, lambda block: np.isfinite(block).all(), all, "float32", name)
     result = None
     with autograd.pause():
         for dtype in dict.fromkeys(np.dtype(array.dtype) for array in floats):  # one at a time
@@ -126,10 +121,6 @@ def all_finite(arrays: Sequence[nd.NDArray]) -> nd.NDArray:
                 how = {"num_arrays": len(some), "init_output": result is None, "out": result}
                 result = nd.multi_all_finite(*some, **how)
     return result
-
-
-def _is_finite(block: np.ndarray) -> bool:
-    return bool(np.isfinite(block).all())
 
 
 def accuracy(
@@ -149,15 +140,13 @@ def accuracy(
 
     With several processes all must call it, and all return the same. They give the same images, and
     each evaluates its part of them; or, with ``own_part``, each gives other images, in any number,
-    and the share is over the images of all. Inside ``cluster.local()`` only this process's images
-    count.
+    and the result is the share of all. Inside ``cluster.local()`` only this process's images count.
 
-    Raises ValueError for no images (with ``own_part``, on all ranks together), for labels or scores
+    Raises ValueError for no images (with ``own_part``, for none on any rank), for labels or scores
     of other shapes, and, without ``own_part``, for ranks that give different images: their number,
     all labels and a few of the images are compared.
     """
-    cluster.together(lambda: _check_labels(labels, len(images)))
-    num_images = _number_of_all_ranks(images, labels, own_part)
+    num_images = _checked_number(images, labels, own_part)
     if num_images == 0:
         raise ValueError("images must hold at least 1 image, got 0")
     if not own_part:
@@ -173,14 +162,15 @@ def accuracy(
     return meter.read()
 
 
-def _check_labels(labels: np.ndarray, num_images: int) -> None:
-    if np.shape(labels) not in ((num_images,), (num_images, 1)):
-        got = f"{np.shape(labels)} for {num_images} images"
-        raise ValueError(f"labels must be one per image, of shape (n,) or (n, 1), got {got}")
+def _checked_number(images: np.ndarray, labels: np.ndarray, own_part: bool) -> int:
+    """Return the number of images; raise ValueError on all ranks for what :func:`accuracy` says."""
 
+    def check() -> None:
+        if np.shape(labels) not in ((len(images),), (len(images), 1)):
+            got = f"{np.shape(labels)} for {len(images)} images"
+            raise ValueError(f"labels must be one per image, of shape (n,) or (n, 1), got {got}")
 
-def _number_of_all_ranks(images: np.ndarray, labels: np.ndarray, own_part: bool) -> int:
-    """Return the number of images; raise ValueError on all ranks if they differ but must not."""
+    cluster.together(check)
     facts: dict[str, Any] = {"own_part": own_part}
     if cluster.size() > 1 and not own_part:
         some = images[:: max(1, len(images) // _IMAGES_COMPARED)]
@@ -197,7 +187,7 @@ def _correct(scores: nd.NDArray, labels: nd.NDArray) -> nd.NDArray:
         got = f"{scores.shape} for {len(labels)} images"
         raise ValueError(f"model must return scores of shape (n, classes), got {got}")
     scores = scores.as_nd_ndarray()
-    if scores.dtype == np.float16:  # which argmax would return, too, and round above 2048
+    if scores.dtype == np.float16:  # argmax would also return float16, which rounds above 2048
         scores = scores.astype("float32")
     labels = labels.as_nd_ndarray().reshape((-1,)).astype("float64")
     return scores.argmax(axis=1).astype("float64") == labels

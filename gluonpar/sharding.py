@@ -35,8 +35,8 @@ def split_and_load(
     samples than contexts there is one shard per sample, and the remaining contexts get none. In a
     job of several processes a batch may have no samples; then there are no shards.
     ``weights`` are the relative speeds of the devices, one positive finite number per context: then
-    shard sizes are proportional to them (:func:`gluonpar.plans.partition.sizes`), but at
-    least one, so shard i is still on ``ctx[i]``.
+    shard sizes are proportional to them (:func:`gluonpar.plans.partition.sizes`), but at least one,
+    so shard i is still on ``ctx[i]``.
 
     Raises ValueError for an empty batch, for arrays whose lengths along ``batch_axis`` differ, for
     an axis that an array does not have, and for bad weights; TypeError for a leaf that is not a
@@ -60,7 +60,7 @@ def split(
 ) -> tuple[list[Any], int]:
     """Return the shards of :func:`split_and_load` and the number of samples in them.
 
-    A list in ``batch`` is one of ``nests``, or has one entry per sample (:func:`split_samples`).
+    Lists in ``batch`` have one entry per sample (:func:`split_samples`), unless ``nests`` has list.
     """
     threads.share(contexts)
     n = num_samples(batch, batch_axis, nests)
@@ -106,7 +106,7 @@ def split_samples(
     has one entry per sample: an array of any shape (the boxes of an image), a nest of arrays, or
     anything else (a number, a file name), which is passed through unchanged. All parts have the
     same number of samples; shards have the same nesting. Shard sizes, ``weights`` and dtypes are
-    as in :func:`split_and_load`, where lists are nests too.
+    as in :func:`split_and_load`, where lists, however, are nests.
 
     Raises ValueError for parts with different numbers of samples, for an empty batch (but see
     :func:`split_and_load`), and for an array without elements, which MXNet supports only under
@@ -155,7 +155,7 @@ def rebuild(nest: Any, values: Iterable[Any]) -> Any:
 
 
 def _leaves(data: Any, path: str, nests: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    """Every value in ``data`` that is not one of ``nests``, and its path for messages."""
+    """Yield every value in ``data`` that is not one of ``nests``, and its path for messages."""
     if not isinstance(data, nests):
         yield path, data
         return
@@ -164,7 +164,7 @@ def _leaves(data: Any, path: str, nests: tuple[type, ...]) -> Iterator[tuple[str
 
 
 def _map(data: Any, nests: tuple[type, ...], change: Callable, *args: Any) -> Any:
-    """The same nest with ``change(leaf, *args)`` for every leaf."""
+    """Return a nest like ``data`` with ``change(leaf, *args)`` in the place of every leaf."""
     if not isinstance(data, nests):
         return change(data, *args)
     return rebuild(data, [_map(value, nests, change, *args) for _, value in items(data)])
@@ -183,14 +183,14 @@ def _check_array(leaf: Any, path: str, may_be_empty: bool = True) -> None:
 
 
 def _take(leaf: Any, part: slice, axis: int, ctx: mx.Context) -> Any:
-    """An array cut to ``part`` along ``axis``, or the entries ``part`` of a list, on ``ctx``."""
+    """Return ``part`` of an array along ``axis``, or of a list, on ``ctx``."""
     if isinstance(leaf, list):
         return _map(leaf[part], NESTS, _load, ctx)
     return _load(leaf[(slice(None),) * (axis % leaf.ndim) + (part,)], ctx)
 
 
 def _load(value: Any, ctx: mx.Context) -> Any:
-    """An array on ``ctx``, the same object if it is there already; another value unchanged."""
+    """Return an array on ``ctx``, the same object if it is there already; other values as is."""
     if isinstance(value, mx.nd.NDArray):
         return value.as_in_context(ctx)
     return memory.from_numpy(value, ctx) if isinstance(value, np.ndarray) else value

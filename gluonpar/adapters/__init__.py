@@ -1,4 +1,4 @@
-"""For loops in others' styles: Module, Towers, make_parallel, Estimator, DataLoader."""
+"""Adapters for loops in other styles: Module, Towers, make_parallel, Estimator, DataLoader."""
 
 from gluonpar.adapters import module  # noqa: F401 - it prepares MXNet's Module for our kvstore
 from gluonpar.adapters.data_loader import DataLoader

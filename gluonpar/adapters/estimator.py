@@ -1,4 +1,4 @@
-"""For ``gluon.contrib.estimator.Estimator``: batches on several devices, and steps of all ranks."""
+"""Adapts ``gluon.contrib.estimator.Estimator`` to several devices, and its steps to all ranks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class BatchProcessor(estimator.BatchProcessor):
     :class:`SyncBatchNorm` need it on CPU contexts. Batches are split by :func:`split_and_load`,
     so their size need not be a multiple of the number of devices.
 
-    In a job of several processes each rank gives its part of every batch, as from
-    :class:`gluonpar.DataLoader`, which may be without samples. A step divides by the samples of all
-    ranks, for which it waits; metrics, losses and validation are of the rank's own samples.
+    In a job of several processes each rank gives its part of every batch, which may be without
+    samples, as :class:`gluonpar.DataLoader` does. A step waits for the numbers of samples of all
+    ranks, and divides by their sum; metrics, losses and validation use the rank's own samples.
     """
 
     def _get_data_and_label(self, batch: Any, ctx: Any, batch_axis: int = 0) -> tuple[list, list]:
-        data, label, *_ = batch  # as stock's: further fields are not used
+        data, label, *_ = batch  # MXNet's processor does not use further fields either
         shards = split_and_load((data, label), devices.as_list(ctx), batch_axis)
         return [X for X, _ in shards], [y for _, y in shards]
 
@@ -53,9 +53,9 @@ class BatchProcessor(estimator.BatchProcessor):
 
 @private_fields.around(private_fields.STEPS_ESTIMATOR)
 def _step(batch_end: Callable, handler: Any, estimator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Have ``step`` divide by the samples of all ranks whose gradients the Trainer sums.
+    """Have ``step`` divide by the number of samples of all ranks whose gradients are summed.
 
-    MXNet's Estimator passes it the number of samples of this rank's batch.
+    MXNet's Estimator passes the number of samples of this rank's batch to it.
     """
     if isinstance(estimator.trainer, Trainer):
         losses = kwargs["loss"] if isinstance(kwargs["loss"], list) else [kwargs["loss"]]

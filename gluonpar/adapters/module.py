@@ -1,7 +1,7 @@
 """kvstore='gluonpar' for MXNet's Module: the store sums gradients, and MXNet updates each copy.
 
 MXNet calls the optimizer for each device in turn. Most of its optimizers then update all copies
-alike; the others, and those that are not MXNet's, are refused.
+alike. The others, and optimizers that are not MXNet's, are refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gluonpar.gluon import check_draws_nothing
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.runtime import devices, interrupts, private_fields
 
-# They change numbers of their own, or draw some, in the update of each copy; NAG's update, also
-# between ranks, depends on the layout that a copy is in (gluonpar.gluon.update).
+# These change numbers of their own, or draw some, in the update of each copy. What NAG computes
+# depends, also between ranks, on the memory layout of a copy (gluonpar.gluon.update).
 _OF_ONE_COPY = (LARS, LBSGD, NAG, Nadam, SGLD)
 
 
@@ -28,7 +28,7 @@ def _prepare(
 ) -> None:
     """Start with rank 0's parameters, and refuse what would update the copies differently."""
     if isinstance(kvstore, str) and is_ours(kvstore) and world.launched():
-        kvstore = GluonPar()  # by its name Module makes none for a single device
+        kvstore = GluonPar()  # for a single device Module makes no store of this name
     before = private_fields.updater(module)
     prepare(module, kvstore, *args, **how)
     store, updater = private_fields.kvstore(module), private_fields.updater(module)
@@ -47,7 +47,7 @@ def _prepare(
                 f"copies on {ctx} differently; train with gluonpar.Trainer, which updates once"
             )
     if store.num_workers > 1:
-        module.set_params(*module.get_params())  # on the devices; init() has made them rank 0's
+        module.set_params(*module.get_params())  # copies rank 0's values, set by init(), to devices
     module.update = interrupts.held()(module.update)
 
 

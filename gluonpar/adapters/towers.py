@@ -28,9 +28,9 @@ class Towers:
     Block. It returns a dict of named outputs, or the losses alone. The output ``"loss"`` (n,), one
     loss per sample, is minimised.
 
+    ``update`` is :func:`gluonpar.sgd`, a function like it, or an ``mx.optimizer.Optimizer``.
     ``update(params, lr, batch_size)`` updates one device's variables in place from gradients that
-    are sums over ``batch_size`` samples, except variables whose ``grad`` is None: it is
-    :func:`gluonpar.sgd`, a function like it, or an ``mx.optimizer.Optimizer``. It runs once per
+    are sums over ``batch_size`` samples, except variables whose ``grad`` is None. It runs once per
     step, on the first tower's variables; the result, and the first tower's running statistics of
     batch normalisation, are then broadcast, so all towers have the same bits.
 
@@ -68,7 +68,9 @@ class Towers:
         self._forward = forward
         self._exchange = Exchange(self.ctx)
         check_draws_nothing(update, self._exchange.num_processes)
-        self._params: list[gluon.Parameter] = []  # a Block's, without constants
+        self._params: list[
+            gluon.Parameter
+        ] = []  # if variables is a Block: its own, but no constants
         if isinstance(variables, gluon.Block):
             params = variables.collect_params().values()
             self._params = [p for p in params if not isinstance(p, gluon.Constant)]
@@ -76,7 +78,7 @@ class Towers:
             self._models = [variables] * len(self.ctx)
             consistency.start_alike(self._params)
         else:
-            first = get_params(variables, self.ctx[0])  # with rank 0's values
+            first = get_params(variables, self.ctx[0])  # they have rank 0's values
             with cluster.local():  # another rank may have another number of towers
                 self._models = [first, *(get_params(first, c) for c in self.ctx[1:])]
         self._needs_lr = not isinstance(update, mx.optimizer.Optimizer)
@@ -84,7 +86,7 @@ class Towers:
 
     @property
     def variables(self) -> list[Sequence[mx.nd.NDArray]]:
-        """Per tower, its variables on its device; the arrays themselves, not copies."""
+        """The variables of each tower, on its device: the arrays themselves, not copies."""
         if not isinstance(self._models[0], gluon.Block):
             return list(self._models)
         return [[param.data(c) for param in self._params] for c in self.ctx]
@@ -97,10 +99,10 @@ class Towers:
         per sample along axis 0; it is loaded onto ``ctx[i]`` for tower i. With fewer batches than
         towers, the last towers do not take part. ``lr`` may be None only with an ``mx.optimizer``,
         which then uses its own learning rate. Outputs are on the device where they were computed,
-        and from before the update. The gradients are overwritten; one that a tower's loss does not
-        depend on counts as zero. Nothing waits, but in a job of several processes a step waits
-        until all ranks have begun it, to add up their samples. There a rank may have no batch, or
-        one without samples, and then has no output.
+        and from before the update. The gradients are overwritten; where a tower's loss does not
+        depend on a variable, they count as zero. Nothing waits, but in a job of several processes a
+        step waits until all ranks have begun it, to add up their samples. There a rank may have no
+        batch, or one without samples, and then has no output.
 
         An exception in a tower is raised as a RuntimeError that names the device, with the
         exception as its cause. Raises ValueError for no batch on any rank, more batches than
@@ -123,11 +125,10 @@ class Towers:
                     self._forward(split_and_load(batches[0], self.ctx[0])[0], self._models[0])
             variables = self.variables
             of_params = gradients.of(variables)
-            gradients.mark_used(of_params.records)  # what an earlier backward has left
+            gradients.mark_used(of_params.records)  # an earlier backward may have left some
             with all_devices(len(batches)) as call_on:
                 outputs = self._run(batches, call_on)
-            number = sum(of_ranks.wait())
-            if not number:
+            if not (number := sum(of_ranks.wait())):
                 raise ValueError("a step takes at least 1 batch, got none on any rank")
             buckets = replicas.buckets(replicas.trained(variables), of_params.counting())
             with interrupts.held():
@@ -142,15 +143,15 @@ class Towers:
     def _run(self, batches: list, call_on: Callable) -> dict[str, list]:
         """Run forward and backward on every tower; return the outputs by name."""
         outputs: list[dict[str, Any]] = []
-        for i, (c, batch) in enumerate(zip(self.ctx, batches)):
+        for i, (c, batch, model) in enumerate(zip(self.ctx, batches, self._models)):
             with on_device(c, f"tower {i}"), autograd.record():
                 [loaded] = split_and_load(batch, c)
-                output = call_on(c, self._forward, loaded, self._models[i])
+                output = call_on(c, self._forward, loaded, model)
             outputs.append(output if isinstance(output, dict) else {"loss": output})
             loss: Any = outputs[-1].get("loss")
             shape = (num_samples(batch),)
-            if getattr(loss, "shape", None) != shape:
-                got = getattr(loss, "shape", sorted(outputs[-1]))
+            got = getattr(loss, "shape", sorted(outputs[-1]))
+            if got != shape:
                 raise ValueError(
                     f"forward must return an output 'loss', one per sample, of shape {shape}, got "
                     f"{got} on {c}"
@@ -163,7 +164,7 @@ class Towers:
 def _rule_of(optimizer: mx.optimizer.Optimizer, params: list[gluon.Parameter]) -> Callable:
     """Return the optimizer as a function ``update(params, lr, batch_size)``."""
     if not optimizer.param_dict:
-        optimizer.param_dict = dict(enumerate(params))  # their lr_mult and wd_mult
+        optimizer.param_dict = dict(enumerate(params))  # so that their lr_mult and wd_mult count
     apply = Updater(optimizer)
 
     def update(arrays: Sequence[mx.nd.NDArray], lr: float | None, batch_size: int) -> None:
@@ -182,7 +183,7 @@ def _rule_of(optimizer: mx.optimizer.Optimizer, params: list[gluon.Parameter]) -
 
 
 def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return, per variable, the mean of its gradients over towers, on the first tower's device.
+    """Return for each variable the mean of its gradients over towers, on the first one's device.
 
     ``tower_grads[i]`` are tower i's gradients, in the same order of variables for every tower:
     float arrays, ``mx.nd`` or ``mx.np``, or pairs (gradient, variable). Returns a list of new
@@ -209,7 +210,7 @@ def average_gradients(tower_grads: Sequence[Sequence[Any]]) -> list[Any]:
     paired = all(isinstance(e, (tuple, list)) and len(e) == 2 for of in variables for e in of)
     lists = [[entry[0] if paired else entry for entry in entries] for entries in variables]
     for j, grads in enumerate(lists):
-        different = list({id(grad): grad for grad in grads}.values())  # two may be the same array
+        different = list({id(grad): grad for grad in grads}.values())  # towers may share an array
         dtype, _ = operations.check_list(different, f"the towers' gradients of variable {j}")
         operations.check_op("mean", dtype)
     with autograd.pause(), memory.any_shape():

@@ -15,7 +15,7 @@ import mxnet as mx
 
 
 def read(path: str | os.PathLike) -> bytes:
-    """Return the content of a regular file; ValueError with the reason if it cannot be read."""
+    """Return the content of a regular file. Raises ValueError if it cannot be read."""
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
     try:
@@ -26,7 +26,7 @@ def read(path: str | os.PathLike) -> bytes:
 
 @contextlib.contextmanager
 def loading(path: str | os.PathLike) -> Iterator[None]:
-    """Turn any exception of the block into a ValueError that names ``path`` and the reason."""
+    """Raise any exception of the block as a ValueError that names ``path`` and the reason."""
     try:
         yield
     except Exception as error:
@@ -42,8 +42,11 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
     renamed. If anything fails, ``path`` stays as it was. Raises OSError if the file system refuses,
     and if ``path`` is a folder, device or pipe.
     """
-    _check_regular(path)
-    temporary = _temporary(path)
+    path = pathlib.Path(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it exists and is not a regular file", str(path))
+    # A new name, because other threads, and processes on other hosts, may write the same path.
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -54,23 +57,10 @@ def atomic_write(path: str | os.PathLike) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _temporary(path: str | os.PathLike) -> pathlib.Path:
-    """Return a new name: other threads, and processes on other hosts, may write ``path``, too."""
-    path = pathlib.Path(path)
-    return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
-
-
-def _check_regular(path: str | os.PathLike) -> None:
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "it exists and is not a regular file", str(path))
-
-
 def check_replaceable(path: str | os.PathLike) -> None:
     """Raise OSError if :func:`atomic_write` cannot write ``path``."""
-    _check_regular(path)
-    temporary = _temporary(path)
-    temporary.touch()
-    temporary.unlink()
+    with contextlib.suppress(EOFError), atomic_write(path):
+        raise EOFError  # then atomic_write leaves path as it is
 
 
 def make_writable_folder(folder: str | os.PathLike) -> pathlib.Path:

@@ -1,7 +1,7 @@
-"""Files of a JSON header, arrays and plain values: NumPy's ``.npz``, read without pickles.
+"""Files with a JSON header, arrays and plain values: NumPy's ``.npz``, read without pickles.
 
-The members are ``header.npy`` (the bytes of the JSON text), ``0.npy``, ``1.npy``, ... The CRC-32 of
-every member, which a zip file has, is verified before anything is used.
+The members are ``header.npy`` (the bytes of the JSON text), ``0.npy``, ``1.npy``, ... Reading first
+verifies the CRC-32 that a zip file has of every member.
 
 Plain values are None, Booleans, numbers, strings, arrays, and lists, tuples and dicts of these,
 such as the attributes and states of an optimizer. In the header the first four are themselves; the
@@ -30,10 +30,10 @@ _ARRAYS = {np.ndarray: "numpy", mx.nd.NDArray: "nd", mx.np.ndarray: "np"}
 
 
 def write(path: str | os.PathLike, header: Any) -> None:
-    """Write a file whole or not at all; OSError if the file system refuses.
+    """Write a file, whole or not at all. Raises OSError if the file system refuses.
 
-    ``header`` is for JSON, and may hold NumPy's numbers and arrays, of any dtype but object. The
-    file's header has an array's number in its place.
+    ``header`` is what JSON takes, and NumPy's numbers and arrays, of any dtype but object. The
+    file's header has the number of an array in its place.
     """
     arrays: dict[str, Any] = {}
 
@@ -50,14 +50,13 @@ def write(path: str | os.PathLike, header: Any) -> None:
         file.write(buffer.getbuffer())
 
 
-def read(content: Any) -> tuple[Any, dict[int, np.ndarray]]:
-    """Return header and arrays, by number, of a file's content; any exception if it is damaged.
+def read(content: bytes) -> tuple[Any, dict[int, np.ndarray]]:
+    """Return header and arrays, by number, of a file's content. The arrays are views of it.
 
-    ``content`` is bytes, or another buffer; the arrays are views of it.
+    Raises any exception if the content is damaged.
     """
-    with zipfile.ZipFile(io.BufferedReader(_Memory(content))) as file:
-        damaged = file.testzip()
-        if damaged is not None:
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        if (damaged := file.testzip()) is not None:
             raise ValueError(f"it is damaged: {damaged} does not have its CRC-32")
         members = {
             info.filename[: -len(".npy")]: _view(content, file, info) for info in file.infolist()
@@ -66,38 +65,15 @@ def read(content: Any) -> tuple[Any, dict[int, np.ndarray]]:
     return header, {i: members[str(i)] for i in range(len(members))}
 
 
-class _Memory(io.RawIOBase):
-    """A buffer as a file, without the copy that io.BytesIO makes of most."""
-
-    def __init__(self, content: Any) -> None:
-        self._content, self._place = memoryview(content).cast("B"), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = max(0, offset + (0, self._place, len(self._content))[whence])
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        part = self._content[self._place :][: len(buffer)]
-        buffer[: len(part)] = part
-        self._place += len(part)
-        return len(part)
-
-
-def _view(content: Any, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array of the file, which NumPy's own reader would copy."""
+def _view(content: bytes, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """Return an array of the file as a view of ``content``; NumPy's own reader would copy it."""
     with file.open(info) as member:
         version = np.lib.format.read_magic(member)
         read_header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
         shape, is_fortran, dtype = read_header(member)
         if dtype.hasobject or info.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{info.filename} is compressed, or has objects")
-        # In the member's own header, of 30 bytes, are the sizes of two more fields.
+        # The member's own header has 30 bytes, and at its end the sizes of two more fields.
         sizes = struct.unpack_from("<HH", content, info.header_offset + 26)
         start = info.header_offset + 30 + sum(sizes) + member.tell()
     flat = np.frombuffer(content, dtype, math.prod(shape), start)
@@ -109,17 +85,17 @@ class NotPlainError(ValueError):
 
 
 def encode(value: Any, place: str, seen: set[int]) -> Any:
-    """Return ``value`` for :func:`write`; NotPlainError, with its ``place``, if it is not plain.
+    """Return ``value`` in a form that :func:`write` takes.
 
-    ``seen`` gets the ids of all its parts, which must not be parts of another value, too.
+    Raises NotPlainError, which names ``place``, if it is not plain, or if one of its parts is in
+    ``seen``, the ids of the parts of other values; adds the ids of its own parts.
     """
-    kind = type(value)
-    if kind in _SCALARS:
+    if (kind := type(value)) in _SCALARS:
         return value
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return {"number": np.asarray(value)}
     if kind is not tuple and id(value) in seen:
-        raise NotPlainError(f"{place} is in a second place, too")
+        raise NotPlainError(f"{place} is in a second place")
     seen.add(id(value))
     if kind in _ARRAYS:
         array = value if kind is np.ndarray else value.asnumpy()
@@ -136,17 +112,16 @@ def encode(value: Any, place: str, seen: set[int]) -> Any:
 
 
 def decode(value: Any, arrays: dict[int, np.ndarray], ctx: mx.Context) -> Any:
-    """Return what :func:`encode` encoded, with MXNet's arrays on ``ctx``.
+    """Return what :func:`encode` was given, with MXNet's arrays on ``ctx``.
 
-    Removes its arrays from ``arrays``.
+    Removes the arrays that it uses from ``arrays``.
     """
     if type(value) in _SCALARS:
         return value
     [(kind, content)] = value.items()
     inner = functools.partial(decode, arrays=arrays, ctx=ctx)
     if kind in ("list", "tuple"):
-        parts = map(inner, content)
-        return [*parts] if kind == "list" else tuple(parts)
+        return (list if kind == "list" else tuple)(map(inner, content))
     if kind == "dict":
         _, keys, parts = content
         return dict(zip(map(inner, keys), map(inner, parts)))

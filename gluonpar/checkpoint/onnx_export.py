@@ -1,9 +1,9 @@
-"""Trained networks as ONNX files for other programs, through MXNet's own exporter.
+"""Writes trained networks as ONNX files for other programs, through MXNet's own exporter.
 
 MXNet 1.9.1's exporter (``mxnet.onnx``) writes operators of ONNX's sets 12 and 13 into a file that
 claims the newest set of the installed package ``onnx``. So its translator is called directly here.
-It also needs ``onnx.mapping``, which ``onnx`` 1.18 removed, and checks its graph by the rules of
-the newest set; both are replaced while it runs, and the finished file is checked instead.
+The translator also needs ``onnx.mapping``, which ``onnx`` 1.18 removed, and checks its graph by the
+rules of the newest set. Both are replaced while it runs, and the finished file is checked instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gluonpar.checkpoint import files
 from gluonpar.runtime import private_fields
 
 # MXNet's newest translations are for set 13, and mean the same in 14. Some readers, such as onnx's
-# reference evaluator, take a BatchNormalization of set 13 for one in training; not so in 14.
+# reference evaluator, run a BatchNormalization of set 13 as in training, but not one of set 14.
 OPERATOR_SET, IR_VERSION = 14, 7  # the file format that came with set 14
 
 
@@ -44,7 +44,7 @@ def export_onnx(
 
     ``model`` is an initialized ``HybridBlock`` with one input, or a function ``model(X, params)``
     of MXNet operators, such as :func:`gluonpar.lenet`, with ``params``, one device's list of
-    arrays. Of a block, the first device's parameters are written. The file's input is ``data`` of
+    arrays. A block's parameters are taken from its first device. The file's input is ``data`` of
     ``dtype`` and ``input_shape``, but with any first length; its outputs are ``scores``, or
     ``scores0``, ``scores1``, ... It computes what MXNet does outside ``autograd.record()``, up to
     rounding. Waits for the parameters. The file is written whole or not at all.
@@ -97,7 +97,7 @@ def _symbol(model: Any, params: Any) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDA
 
 
 def _translated(symbol: mx.sym.Symbol, values: dict, shape: tuple, dtype: np.dtype) -> Any:
-    """Return the graph that MXNet's exporter makes, with ``onnx`` as the exporter expects it."""
+    """Return the ONNX graph that MXNet's exporter makes, with ``onnx`` as the exporter needs it."""
     from unittest import mock  # slow to import, and not needed by programs that export nothing
 
     import onnx

@@ -1,17 +1,15 @@
 """The optimizer's section of a checkpoint, and files of this section alone (``save_states``).
 
 The section has the optimizer's attributes, which include its learning-rate schedule, and each
-parameter's states. If all of them are plain values (:mod:`~gluonpar.checkpoint.npz_file`), as in
-MXNet's optimizers, they are saved as such. Otherwise the section has a pickle of optimizer and
-states.
+parameter's states. If all are plain values (:mod:`~gluonpar.checkpoint.npz_file`), as in MXNet's
+optimizers, they are saved as such. Otherwise the section has a pickle of optimizer and states.
 
-**Security**: loading a pickle can run any code that is in it. gluonpar does so only in this module,
-and only if the caller says that the file is ``trusted``. Files that MXNet's Trainer wrote for its
-own optimizers are pickles, too, and read without running anything
-(:mod:`~gluonpar.checkpoint.stock_states`).
+**Security**: loading a pickle can run any code that is in it. gluonpar loads one only in this
+module, and only if the caller says that the file is ``trusted``. Pickles that MXNet's Trainer wrote
+for its own optimizers are read without running anything (:mod:`~gluonpar.checkpoint.stock_states`).
 
-As when ``gluon.Trainer`` loads states, the saved attributes replace those of the optimizer that is
-there. Before anything changes, the optimizer's class and the names and shapes of the parameters are
+As when ``gluon.Trainer`` loads states, the saved attributes replace the optimizer's present ones.
+Before anything changes, the optimizer's class and the names and shapes of the parameters are
 checked.
 """
 
@@ -36,14 +34,14 @@ from gluonpar.checkpoint.npz_file import NotPlainError, decode, encode
 from gluonpar.runtime import private_fields
 
 PLAIN_FORMAT, PICKLE_FORMAT = 2, 3
-_PICKLE = b"\x80"  # how every pickle of protocol 2 or later starts
-# Attributes that are never loaded: the parameters; how many of them MXNet updates in one operator,
-# which reads past the end of its arrays if the number is too large; the numbers of updates, which
-# all devices share.
+_PICKLE = b"\x80"  # every pickle of protocol 2 or later starts with it
+# Attributes that keep their present values: the parameters; how many of them MXNet updates in one
+# operator, which reads past the end of its arrays if the number is too large; and the dicts of the
+# numbers of updates, which all devices share.
 _COUNTS = "_index_update_count"
 _OWN = ("param_dict", "aggregate_num", "_all_index_update_counts", _COUNTS)
 
-# Name, index in the updater, and parameter, in the order in which the parameters were given.
+# The name, index in the updater, and Parameter of each, in the order in which they were given.
 NamedParams = List[Tuple[str, int, gluon.Parameter]]
 
 
@@ -68,12 +66,12 @@ def load(
     With ``keep_schedule`` the schedule of ``updater`` goes on, or its learning rate if it has no
     schedule. Otherwise the saved one goes on, with a UserWarning if the two differ.
 
-    Raises ValueError, and changes nothing, if the file is missing or damaged, or has a pickle of
-    something else than MXNet's own optimizers and schedules and is not ``trusted``.
+    Raises ValueError, and changes nothing, if the file is missing or damaged, or is not ``trusted``
+    and has a pickle of anything but MXNet's own optimizers and schedules.
     """
     content, section = files.read(path), Section(updater, params)
     with files.loading(path):
-        if content.startswith(_PICKLE):  # of MXNet's Trainer, and says nothing of the parameters
+        if content.startswith(_PICKLE):  # MXNet's Trainer wrote it, without names and shapes
             header = {"format": PICKLE_FORMAT, "params": section.params, "pickle": 0}
             section.check(header, {0: content}, trusted)
         else:
@@ -82,9 +80,9 @@ def load(
 
 
 class Section:
-    """The optimizer's section of a file: what is written, or what was read and is to be restored.
+    """The optimizer's section of a file: written from ``updater``, or checked and restored to it.
 
-    ``updater`` updates ``params``, each of which has its name, shape and index in the section.
+    ``updater`` updates ``params``. The section has the name, shape and index of each.
     """
 
     def __init__(self, updater: Updater, params: NamedParams) -> None:
@@ -99,17 +97,17 @@ class Section:
         section: dict[str, Any] = {"params": self.params, "counts": counts}
         seen: set[int] = set()
         try:
-            described = _encode_object(optimizer, "optimizer", seen)
-            states = [
+            section["optimizer"] = _encode_object(optimizer, "optimizer", seen)
+            section["states"] = [
                 [i, encode(state, f"state of {names.get(i, i)}", seen)]
                 for i, state in self._updater.states.items()
             ]
-            return {"format": PLAIN_FORMAT, **section, "optimizer": described, "states": states}
+            return {"format": PLAIN_FORMAT, **section}
         except NotPlainError as error:
             reason = str(error)
         try:
             content = pickle.dumps((self._updater.states, optimizer))
-        except Exception as error:  # of a class of the user's
+        except Exception as error:  # any, from a class of the program
             raise ValueError(
                 f"{reason}, which cannot be saved ({error}); leave it out in __getstate__, and "
                 "make it again in __setstate__"
@@ -118,13 +116,14 @@ class Section:
             f"{reason}: the optimizer is saved as a pickle, and loaded only with trusted=True",
             stacklevel=4,
         )
-        return {"format": PICKLE_FORMAT, **section, "pickle": np.frombuffer(content, "uint8")}
+        pickled = np.frombuffer(content, "uint8")
+        return {"format": PICKLE_FORMAT, "params": self.params, "pickle": pickled}
 
     def check(self, section: dict, arrays: dict, trusted: bool) -> None:
-        """Read what :meth:`describe` returned; ValueError unless it fits. Changes nothing.
+        """Read what :meth:`describe` returned, for :meth:`apply`.
 
-        Removes the section's arrays from ``arrays``. May raise any exception for a section made by
-        hand.
+        Removes its arrays from ``arrays``. Raises ValueError unless it fits the optimizer and the
+        parameters, and any exception for a section that :meth:`describe` has not made.
         """
         index = _indices(section["params"], self.params)
         kind, saved, states = self._read(section, arrays, trusted)
@@ -142,7 +141,7 @@ class Section:
                     "order, by a name scope"
                 )
             for name, value in saved.items():
-                if isinstance(value, dict):  # with integer keys, MXNet's are by parameter index
+                if isinstance(value, dict):  # in MXNet's optimizers integer keys are indices
                     saved[name] = {index.get(key, key): part for key, part in value.items()}
         self._saved, self._states = saved, {index[i]: state for i, state in states.items()}
         there = saved["lr_scheduler"], saved["num_update"]
@@ -164,22 +163,22 @@ class Section:
         return kind, saved, {i: decode(state, arrays, ctx) for i, state in section["states"]}
 
     def apply(self, keep_schedule: bool) -> None:
-        """Restore what :meth:`check` has read; ``keep_schedule`` is as in :func:`load`."""
-        optimizer, saved = self._optimizer, self._saved
+        """Restore what :meth:`check` has read; ``keep_schedule`` is that of :func:`load`."""
+        optimizer, saved, own = self._optimizer, self._saved, {*_OWN}
         schedule = optimizer.lr_scheduler
-        own = [*_OWN, "lr_scheduler", "lr"] if keep_schedule else [*_OWN]
         if self._difference and not keep_schedule:
             warnings.warn(
                 "the saved learning-rate schedule goes on, which differs from the Trainer's own: "
                 f"{self._difference}. To go on with the Trainer's own, pass keep_schedule=True",
                 stacklevel=3,
             )
-        if keep_schedule and schedule is not None:
-            for number in range(optimizer.num_update, saved["num_update"] + 1):
-                schedule(number)  # as training would have done: each call may change it
+        if keep_schedule:
+            own |= {"lr_scheduler", "lr"}
+            if schedule is not None:
+                _call(schedule, optimizer.num_update, saved["num_update"])
         elif type(schedule) is type(saved["lr_scheduler"]) and hasattr(schedule, "__dict__"):
-            schedule.__dict__ = vars(saved["lr_scheduler"])  # others may have this object, too
-            own.append("lr_scheduler")
+            schedule.__dict__ = vars(saved["lr_scheduler"])  # other Trainers may have this object
+            own.add("lr_scheduler")
         counts = private_fields.update_counts(optimizer)
         counts.clear()
         counts.update(saved[_COUNTS])
@@ -189,7 +188,7 @@ class Section:
 
 
 def _encode_object(value: Any, place: str, seen: set[int]) -> dict[str, Any]:
-    """Return class and attributes of an optimizer or a schedule, which must be plain."""
+    """Return class and attributes of an optimizer or a schedule, or raise NotPlainError."""
     encoded = {}
     for name, part in sorted(vars(value).items()):
         if name == "lr_scheduler" and isinstance(part, LRScheduler):
@@ -202,7 +201,7 @@ def _encode_object(value: Any, place: str, seen: set[int]) -> dict[str, Any]:
 def _decode_parts(
     parts: dict[str, Any], arrays: dict[int, np.ndarray], ctx: mx.Context, here: type
 ) -> dict[str, Any]:
-    """Return an object's attributes; a schedule is of MXNet, or of the class ``here``."""
+    """Return an object's attributes. A schedule's class is ``here``, or one of MXNet's."""
     saved: dict[str, Any] = {}
     for name, value in parts.items():
         if name == "lr_scheduler" and value is not None:
@@ -220,31 +219,32 @@ def _difference(here: Any, num_here: int, there: Any, num_there: int) -> str:
     if here is None or type(here) is not type(there):
         names = [type(each).__name__ if each else "none" for each in (there, here)]
         return "" if here is there else "{}, here {}".format(*names)
-    last = max(num_here, num_there)
-    own = _attributes_after(here, num_here, last)
-    saved = _attributes_after(there, num_there, last)
+    encode = json.JSONEncoder(default=lambda part: getattr(part, "__dict__", repr(part))).encode
+    attributes = []
+    for schedule, number in ((here, num_here), (there, num_there)):
+        schedule = copy.deepcopy(schedule)
+        _call(schedule, number, max(num_here, num_there))
+        attributes.append({name: encode(value) for name, value in vars(schedule).items()})
+    own, saved = attributes
     different = [name for name in {**saved, **own} if saved.get(name) != own.get(name)]
     return ", ".join(f"{name} is {saved.get(name)}, here {own.get(name)}" for name in different)
 
 
-def _attributes_after(schedule: Callable, first: int, last: int) -> dict[str, str]:
-    """Return the attributes of a copy of ``schedule`` after its calls for these updates."""
-    schedule = copy.deepcopy(schedule)
+def _call(schedule: Callable, first: int, last: int) -> None:
+    """Call ``schedule`` for these updates, as training does, because each call may change it."""
     for number in range(first, last + 1):
         schedule(number)
-    encode = json.JSONEncoder(default=lambda part: getattr(part, "__dict__", repr(part))).encode
-    return {name: encode(value) for name, value in vars(schedule).items()}
 
 
 def is_of_mxnet(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Return whether it is one of MXNet's own, whose states we know."""
+    """Return whether the optimizer's class is one of MXNet's, whose states are known."""
     return type(optimizer).__module__.startswith("mxnet.")
 
 
 def _indices(saved: list, here: list) -> dict[int, int]:
-    """Return the parameters' indices here by those in the file.
+    """Return the index here of each index in the file.
 
-    Parameters belong together by name if all names are the same, otherwise by their order.
+    Parameters are matched by name if all names are the same, otherwise by their order.
     """
     if len(saved) != len(here):
         raise ValueError(f"it is for {len(saved)} parameters, but there are {len(here)}")
@@ -261,17 +261,14 @@ def _indices(saved: list, here: list) -> dict[int, int]:
 
 
 def _shape(param: gluon.Parameter) -> list[int] | None:
-    """Return what is known of the shape; a SymbolBlock's parameter itself may know nothing of it.
-
-    A length that is not known is 0, or -1 in mx.np.
-    """
-    copies = private_fields.values(param)
+    """Return what is known of the shape: None, or a list with 0 or -1 for an unknown length."""
+    copies = private_fields.values(param)  # a SymbolBlock's parameter may not know its own shape
     shape = copies[0].shape if copies else param.shape
     return None if shape is None else list(shape)
 
 
 def _fits(one: list[int] | None, other: list[int] | None) -> bool:
-    """Return whether what is known of two shapes is the same."""
+    """Return whether the known lengths of two shapes are the same."""
     if one is None or other is None:
         return True
     return len(one) == len(other) and all(a == b or min(a, b) <= 0 for a, b in zip(one, other))

@@ -1,9 +1,9 @@
 """Files of MXNet's ``gluon.Trainer.save_states``, read without running anything that is in them.
 
-They are pickles of the states and the optimizer. A pickle names classes and functions, and what to
-call them with. Here the names of MXNet's optimizers, schedules and arrays, and of NumPy's numbers
-and arrays, stand for descriptions; any other name is refused. Nothing is imported, and nothing of
-MXNet parses the file.
+They are pickles of the states and the optimizer. A pickle names classes and functions, and the
+arguments with which to call them. Here the names of MXNet's optimizers, schedules and arrays, and
+of NumPy's numbers and arrays, only stand for descriptions; any other name is refused. Nothing is
+imported, and no code of MXNet parses the file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from mxnet.lr_scheduler import LRScheduler
 
 from gluonpar.runtime import memory
 
-_NUMPY = {
-    *(("numpy", "dtype"), ("numpy", "ndarray")),
-    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
-    *((f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")),
-}
+_NUMPY = {("numpy", "dtype"), ("numpy", "ndarray")}
+_NUMPY |= {("numpy.core.multiarray", name) for name in ("_reconstruct", "scalar")}
+_NUMPY |= {("numpy._core.multiarray", name) for name in ("_reconstruct", "scalar")}
 _ARRAYS = {("mxnet.ndarray.ndarray", "NDArray"), ("mxnet.numpy.multiarray", "ndarray")}
-_MAGIC = 0xF993FAC9, 0xF993FACA  # of an array saved by MXNet 1: of mx.nd, and with NumPy's shapes
+_MAGIC = 0xF993FAC9, 0xF993FACA  # what MXNet 1 writes before an array of mx.nd, or of mx.np
 _DTYPES = "float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool"  # by number
 
 
@@ -41,7 +39,7 @@ def read(content: bytes) -> tuple[str, dict[str, Any], dict]:
 
 
 class _Described:
-    """What a pickle says of an object: its class's name, the arguments, and the state."""
+    """What a pickle says of an object: the name of its class, the arguments, and the state."""
 
     module = name = ""
     args: tuple[Any, ...] = ()
@@ -58,10 +56,13 @@ class _Described:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name: a class of descriptions, or that of bytes."""
+        """Return what stands for a name: a class of descriptions, or for bytearray bytes."""
         if (module, name) == ("builtins", "bytearray"):
             return bytes
-        if (module, name) not in {*_NUMPY, *_ARRAYS} and not _of_mxnet(module, name):
+        known = mx.optimizer.Optimizer.opt_registry.values(), LRScheduler.__subclasses__()
+        names = {(kind.__module__, kind.__name__) for kind in itertools.chain(*known)}
+        is_of_mxnet = module.startswith("mxnet.") and (module, name) in names
+        if not is_of_mxnet and (module, name) not in _NUMPY | _ARRAYS:
             raise ValueError(
                 f"it refers to {module}.{name}, and reading it could run any code that is in it. "
                 "If you trust the file, pass trusted=True"
@@ -69,15 +70,8 @@ class _Unpickler(pickle.Unpickler):
         return type("_Described", (_Described,), {"module": module, "name": name})
 
 
-def _of_mxnet(module: str, name: str) -> bool:
-    """Return whether it is one of MXNet's optimizers or schedules."""
-    known = mx.optimizer.Optimizer.opt_registry.values(), LRScheduler.__subclasses__()
-    names = {(kind.__module__, kind.__name__) for kind in itertools.chain(*known)}
-    return module.startswith("mxnet.") and (module, name) in names
-
-
 def _value(part: Any) -> Any:
-    """Return the value that a part of the file describes."""
+    """Return the value that ``part`` of the file describes."""
     if isinstance(part, (list, tuple)):
         return type(part)(map(_value, part))
     if isinstance(part, dict):
@@ -96,7 +90,7 @@ def _value(part: Any) -> Any:
     if part.name == "scalar":
         dtype, content = part.args
         return np.frombuffer(content, _dtype(dtype))[0]
-    _, shape, dtype, is_fortran, content = part.state  # of _reconstruct
+    _, shape, dtype, is_fortran, content = part.state  # _reconstruct makes an array
     flat = np.frombuffer(content, _dtype(dtype))
     return (flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)).copy()
 
@@ -110,7 +104,7 @@ def _dtype(described: _Described) -> np.dtype:
 
 
 def _array(content: bytes) -> np.ndarray:
-    """Return the array that ``MXNDArraySaveRawBytes`` has written, if it is dense."""
+    """Return the dense array that ``MXNDArraySaveRawBytes`` has written as ``content``."""
     magic, stype, ndim = struct.unpack_from("<Iii", content)
     if magic not in _MAGIC or stype != 0 or not 0 <= ndim <= 32:
         raise ValueError("it has an array that is not dense, or not of MXNet 1")

@@ -1,15 +1,14 @@
 """Checkpoints: everything that a training run needs to continue, in one file.
 
-A checkpoint is a file of :mod:`gluonpar.checkpoint.npz_file`. Its header has the keys
+A checkpoint is a file of :mod:`gluonpar.checkpoint.npz_file`. Its header, in which a number stands
+for an array, has the keys
 
 - ``format`` and ``gluonpar``: the format's number and the version that wrote it;
 - ``params``: each parameter's name and its arrays: one, or one per device if they differ;
-- ``optimizer``: see :mod:`gluonpar.checkpoint.optimizer_states`, or null;
+- ``optimizer``: the section of :mod:`gluonpar.checkpoint.optimizer_states`, or null;
 - ``rng``: the state of a ``numpy.random.RandomState``, or null;
-- ``rng_of_ranks``: only if they differ, its states on all ranks;
+- ``rng_of_ranks``: the states on all ranks, only if they differ;
 - ``notes``: the caller's notes.
-
-An array is given by its number in the file.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def save_checkpoint(
     """Write everything that is needed to continue training to the file ``path``.
 
     ``params`` is an initialized block, or one list of parameters per device (:func:`get_params`).
-    ``trainer`` contributes the optimizer with all its attributes, states and schedule, and ``rng``
-    the state of the generator that shuffles, of every rank if they differ. ``notes`` is anything
-    that JSON can express.
+    ``trainer`` contributes the optimizer with all its attributes, states and schedule. ``rng``
+    contributes the state of the generator that shuffles, on every rank if the states differ.
+    ``notes`` is anything that JSON can express.
 
     Parameters without gradients, such as the running statistics of batch normalization, are written
     for each device if they differ. Waits for the arrays. The file, an ``.npz``, is written whole or
@@ -89,9 +88,9 @@ def load_checkpoint(
     continues bit for bit if its operators give the same bits each time. On another number of
     devices, all get the mean. On as many ranks as before, each gets its own ``rng``; on another
     number, all get rank 0's. The optimizer's saved attributes, which include its learning-rate
-    schedule, replace those of ``trainer``. A schedule that differs is a UserWarning; with
-    ``keep_schedule`` the Trainer's own goes on. ``trainer`` and ``rng`` may be omitted, also if the
-    file has them. With several processes rank 0 reads.
+    schedule, replace the present ones of ``trainer``. A schedule that differs is a UserWarning;
+    with ``keep_schedule`` the Trainer's own goes on. ``trainer`` and ``rng`` may be omitted even if
+    the file has them. With several processes rank 0 reads; all must call this.
 
     Security: no code in the file is run, unless the file is ``trusted``. Only then is an optimizer
     loaded that was saved as a pickle: a pickle can run any code.
@@ -101,15 +100,14 @@ def load_checkpoint(
     """
     named = _named(params)
     optimizer = None if trainer is None else _optimizer(trainer, params)
-    own = cluster.together(lambda: files.read(path) if cluster.is_main() else None, _LOADS)
-    content = cluster.broadcast_bytes(own)
+    own = cluster.together(lambda: _read(path) if cluster.is_main() else None, _LOADS)
+    header, arrays = cluster.broadcast_object(own)
     with files.loading(path):
-        header, arrays = npz_file.read(content)
         if header["format"] != FORMAT:
             raise ValueError(f"its format is {header['format']}, but this version reads {FORMAT}")
         for name, argument, section in (("trainer", trainer, "optimizer"), ("rng", rng, "rng")):
             if argument is not None and header[section] is None:
-                raise ValueError(f"it was saved without {name}=; load it without {name}=, too")
+                raise ValueError(f"it was saved without {name}=; load it without {name}= as well")
         values = _checked_values(header["params"], arrays, named)
         if optimizer is not None:
             optimizer.check(header["optimizer"], arrays, trusted)
@@ -121,7 +119,7 @@ def load_checkpoint(
     if rng is not None:
         rng.set_state(generator)
     if isinstance(params, gluon.Block):
-        # As Parameter.set_data does: a Trainer's kvstore or states may have copies of weights.
+        # As in Parameter.set_data, a Trainer's kvstore or states may have copies of the weights.
         private_fields.note_set(params.collect_params().values())
         for owner in {*map(private_fields.trainer, params.collect_params().values())} - {None}:
             private_fields.forget_kvstore_values(owner)
@@ -135,8 +133,14 @@ def load_checkpoint(
     return notes
 
 
+def _read(path: str | os.PathLike) -> tuple[dict, dict[int, np.ndarray]]:
+    content = files.read(path)
+    with files.loading(path):
+        return npz_file.read(content)
+
+
 def _own_generator(header: dict, arrays: dict[int, np.ndarray]) -> tuple:
-    """Return the state of this rank's generator; rank 0's, if there are other ranks now."""
+    """Return the state of this rank's generator, or rank 0's if the number of ranks has changed."""
     of_ranks = header.get("rng_of_ranks", [])
     is_own = len(of_ranks) == cluster.size()
     kind, number, *more = of_ranks[cluster.rank()] if is_own else header["rng"]
@@ -155,12 +159,12 @@ def _named(params: Any) -> dict[str, tuple[Sequence[mx.nd.NDArray], bool]]:
         if len({*counts}) > 1:
             raise ValueError(f"params must hold one list of equal length per device, got {counts}")
         return {str(i): (of, of[0].grad is None) for i, of in enumerate(zip(*params))}
-    by_place = private_fields.params_by_place(params)  # names as in save_parameters
+    by_place = private_fields.params_by_place(params)  # the names that save_parameters uses
     return {name: (p.list_data(), p.grad_req == "null") for name, p in by_place.items()}
 
 
 def _optimizer(trainer: gluon.Trainer, params: Any) -> optimizer_states.Section:
-    """Return the section of the trainer's optimizer, with the parameters' names in the block.
+    """Return the section of the trainer's optimizer, with the parameters' places in the block.
 
     Gluon's own names depend on how many blocks were made before, and a Trainer sorts by them.
     """
@@ -180,11 +184,9 @@ def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
         for name, (copies, may_differ) in named.items()
         if may_differ
     }
-    ranks = cluster.gather(digests, _SAVES) if digests else []
-    unlike = {name for name in digests if len(set().union(*(rank[name] for rank in ranks))) > 1}
-    values = {}
+    ranks, values = cluster.gather(digests, _SAVES) if digests else [], {}
     for name, (copies, _) in named.items():
-        if name in unlike:
+        if len({digest for rank in ranks for digest in rank.get(name, ())}) > 1:
             own = np.stack([copy.asnumpy() for copy in copies])
             every = cluster.gather_to_first(own, f"{_SAVES} ({name})")
             values[name] = [value for rank in every for value in rank]
@@ -196,7 +198,7 @@ def _values(named: dict[str, tuple]) -> dict[str, list[np.ndarray]]:
 def _checked_values(
     saved: list, arrays: dict[int, np.ndarray], named: dict[str, tuple]
 ) -> dict[str, list[np.ndarray]]:
-    """Return the parameters' values in the file; ValueError unless they fit the model."""
+    """Return the parameters' values in the file. Raises ValueError unless they fit the model."""
     values = {name: [arrays.pop(i) for i in numbers] for name, numbers in saved}
     for name in {**values, **named}:
         there = " and ".join(sorted({*map(_kind, values.get(name, []))})) or "missing"
@@ -214,7 +216,7 @@ def _kind(array: Any) -> str:
 
 
 def _local(values: list[np.ndarray], of_all: list[int], num_devices: int) -> list[np.ndarray]:
-    """Return the values for this process's devices: all the mean, if their number has changed."""
+    """Return the values for this process's devices, or their mean if the number has changed."""
     if len(values) == sum(of_all):
         first = sum(of_all[: cluster.rank()])
         return values[first : first + num_devices]

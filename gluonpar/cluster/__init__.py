@@ -14,7 +14,7 @@ from gluonpar.cluster.process_collectives import (  # noqa: F401 - other package
     allreduce,
     allreduce_rows,
     broadcast,
-    broadcast_bytes,
+    broadcast_object,
     check_equal,
     check_equal_async,
     draw_apart,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import numbers
-from typing import Any, Dict, Sequence
+import operator
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
 Facts = Dict[str, Any]
 
-_MOST_NAMED = 3  # differences in one error
+UPDATES = "updates"  # the name of the fact whose value is an Updates
+_MOST_NAMED = 3  # an error names so many differences
 
 
-class Used(Dict[str, Any]):
-    """Floats, or tuples of floats, by which something was updated; faster to compare than facts."""
+class Updates(List[Tuple[str, Dict[str, Any]]]):
+    """Names of what was updated, each with the floats, or tuples of floats, that an update used."""
 
 
 def encoded(value: Any) -> str:
@@ -25,8 +28,10 @@ def encoded(value: Any) -> str:
     >>> encoded({"size": np.int64(8), "shape": [2, 0.5]}) == encoded({"shape": (2, 0.5), "size": 8})
     True
     """
-    if type(value) in (str, Used):  # faster
+    if type(value) is str:  # most values are; this is faster than what follows
         return repr(value)
+    if isinstance(value, Updates):  # ranks may update parameters in different orders
+        return repr(sorted(value, key=operator.itemgetter(0)))
     if isinstance(value, dict):
         items = [f"{encoded(k)}:{encoded(v)}" for k, v in value.items() if v is not None]
         return f"{{{','.join(sorted(items))}}}"
@@ -59,6 +64,11 @@ def compare(of_ranks: Sequence[Facts], call: str) -> None:
 
 
 def _flat(facts: Facts) -> Facts:
-    """Return ``facts`` with a fact for each number by which something was updated."""
-    parts = ((name, fact if type(fact) is Used else {"": fact}) for name, fact in facts.items())
-    return {f"{key} of {name}" if key else name: part[key] for name, part in parts for key in part}
+    """Return ``facts`` with each number of an update as a fact, such as "lr of dense0_weight"."""
+    flat = dict(facts)
+    times: collections.Counter[str] = collections.Counter()
+    for name, used in flat.pop(UPDATES, ()):
+        times[name] += 1
+        of = f"{name} (update {times[name]})" if times[name] > 1 else name
+        flat.update({f"{key} of {of}": number for key, number in used.items()})
+    return flat

@@ -7,6 +7,7 @@ come to a collective, and an exception in one rank does not end the others.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 import threading
@@ -19,8 +20,8 @@ ENDED = "the end of the program"
 HAS_ENDED = "has ended its program"
 _TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS = 0.5, 2.0, 5.0
 _OUTSIDE = "outside gluonpar's collectives"
-# After MPI_Abort mpirun waits for an unreachable host until TCP gives up, for a quarter of an hour.
-# This kills mpirun after 10 s, and the ranks with it.
+# After MPI_Abort mpirun waits for a quarter of an hour for an unreachable host, until TCP gives up.
+# This command kills mpirun after 10 s, and the ranks with it.
 _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
 
 
@@ -36,6 +37,23 @@ def time_limit(name: str = "GLUONPAR_TIMEOUT", default: float = 20.0) -> float:
 class _Place(NamedTuple):
     number: int  # of collectives begun
     where: str  # the present collective, ENDED or _OUTSIDE
+
+    def __str__(self) -> str:
+        return self.where if self.where == _OUTSIDE else f"in {self.where}"
+
+
+class _Watched:
+    """A rank's place, and for how many seconds it has stayed in a collective, and been silent."""
+
+    def __init__(self, place: _Place) -> None:
+        self.place, self.stay, self.silent = place, 0.0, 0.0
+
+    def tick(self, heartbeat: _Place | None) -> None:
+        """Count half a second, in which the rank has sent ``heartbeat``, or nothing."""
+        before, self.place = self.place, heartbeat or self.place
+        stays = self.place == before and before.where != _OUTSIDE
+        self.stay = self.stay + _TICK_SECONDS if stays else 0.0
+        self.silent = 0.0 if heartbeat else self.silent + _TICK_SECONDS
 
 
 class FailureDetector:
@@ -58,13 +76,11 @@ class FailureDetector:
         self._seconds, self._most_seconds = seconds, most_seconds
         self._pid, self._place = os.getpid(), _Place(0, _OUTSIDE)
         self._partners = range(1, comm.size) if comm.rank == 0 else [0]
-        self._sent: dict[int, Any] = {}  # by rank: the request, which must live as long as its data
-        # By rank, for this one and its partners: the place, for how many seconds it has been the
-        # same place in a collective, and for how many seconds nothing has come from the rank.
-        self._places = {rank: self._place for rank in (comm.rank, *self._partners)}
-        self._stay = dict.fromkeys(self._places, 0.0)
-        self._silent = dict.fromkeys(self._places, 0.0)
-        self._told: _Place | None = None  # the collective for which a line has named late ranks
+        self._sent: dict[int, Any] = {}  # by rank: a request, which keeps its data alive
+        self._watched = {rank: _Watched(self._place) for rank in (comm.rank, *self._partners)}
+        self._told: _Place | None = (
+            None  # where the latest line about late ranks said they are missing
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
         self._thread.start()
@@ -72,10 +88,9 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def operation(self, name: str) -> Iterator[int]:
-        """Say in the heartbeats that this rank is in collective ``name``; yields its number."""
+        """Say in the heartbeats that this rank is in collective ``name``; yield its number."""
         number = self._place.number + 1
-        where = name if name == ENDED else f"operation {number} ({name})"
-        self._place = _Place(number, where)
+        self._place = _Place(number, name if name == ENDED else f"operation {number} ({name})")
         try:
             yield number
         finally:
@@ -96,11 +111,11 @@ class FailureDetector:
 
     def abort(self, why: str, rank: int | None = None) -> None:
         """End the job: ``why`` completes the line that begins "rank 1 (...)". Does not return."""
-        time.sleep(min(self.comm.rank, 4) / 2)  # of several ranks the lowest ends the job
+        time.sleep(min(self.comm.rank, 4) / 2)  # if several ranks do, the lowest ends the job
         name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
-        # Spawned: a fork would wait for all operators of MXNet, also for the present collective.
+        # A fork would wait for all operators of MXNet, among them the present collective.
         quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
         command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]
         os.posix_spawn("/bin/sh", command, os.environ, file_actions=quiet, setsid=True)
@@ -111,61 +126,53 @@ class FailureDetector:
             for rank in self._partners:
                 if rank not in self._sent or self._sent[rank].Test():
                     self._sent[rank] = self.comm.isend(self._place, rank)
-            self._receive()
+            status, received = self._mpi.Status(), {self.comm.rank: self._place}
+            while self.comm.iprobe(status=status):
+                received[status.source] = self.comm.recv(source=status.source)
+            for rank, watched in self._watched.items():
+                watched.tick(received.get(rank))
             self._judge()
 
-    def _receive(self) -> None:
-        """Receive the partners' places, and count half a second."""
-        status, received = self._mpi.Status(), {self.comm.rank: self._place}
-        while self.comm.iprobe(status=status):
-            received[status.source] = self.comm.recv(source=status.source)
-        for rank, before in self._places.items():
-            self._places[rank] = received.get(rank, before)
-            stays = self._places[rank] == before and before.where != _OUTSIDE
-            self._stay[rank] = self._stay[rank] + _TICK_SECONDS if stays else 0.0
-            self._silent[rank] = 0.0 if rank in received else self._silent[rank] + _TICK_SECONDS
-
     def _judge(self) -> None:
-        """End the job, or name late ranks, for the rank that has waited longest."""
-        waiting = [rank for rank, silent in self._silent.items() if silent < _SILENT_SECONDS]
-        longest = max(waiting, key=self._stay.__getitem__)
-        where, limit = self._places[longest].where, max(self._seconds, _ANSWER_SECONDS)
-        for rank, silent in self._silent.items():
-            if min(silent, self._stay[longest]) >= limit:
+        """Judge the ranks that are watched, for the rank that has waited longest."""
+        stay = operator.attrgetter("stay")
+        waiting = [each for each in self._watched.values() if each.silent < _SILENT_SECONDS]
+        self._judge_silent(max(waiting, key=stay))
+        # A rank that has reached the end of its program waits for the others without a limit.
+        waiting = [each for each in waiting if each.place.where != ENDED]
+        if self.comm.rank == 0 and waiting:
+            self._judge_late(max(waiting, key=stay))
+
+    def _judge_silent(self, waiting: _Watched) -> None:
+        """End the job if ``waiting`` waits and a rank has sent nothing for too long."""
+        limit = max(self._seconds, _ANSWER_SECONDS)
+        for rank, watched in self._watched.items():
+            if min(watched.silent, waiting.stay) >= limit:
                 self.abort(
                     f"has not responded for {limit:g} s (it is stopped, or its machine or "
-                    f"network is down), and {where} waits for it",
+                    f"network is down), and {waiting.place.where} waits for it",
                     rank,
                 )
-        # A rank that has reached the end of its program waits for the others without a limit.
-        waiting = [rank for rank in waiting if self._places[rank].where != ENDED]
-        if self.comm.rank or not waiting:
-            return
-        longest = max(waiting, key=self._stay.__getitem__)
-        (number, where), seconds = self._places[longest], self._stay[longest]
+
+    def _judge_late(self, waiting: _Watched) -> None:
+        """Name the ranks that have not come to where ``waiting`` waits, or end the job for them."""
+        (number, where), seconds = waiting.place, waiting.stay
         if seconds < 2 * _TICK_SECONDS:  # all ranks may be there, and may not have sent it yet
             return
         late = {
-            rank: place
-            for rank, place in self._places.items()
-            if place.number < number or place == (number, ENDED)
+            rank: watched.place
+            for rank, watched in self._watched.items()
+            if watched.place.number < number or watched.place == (number, ENDED)
         }
         for rank, place in late.items():
             if place.where == ENDED:
                 self.abort(f"{HAS_ENDED}, and {where} waits for it", rank)
             if seconds >= self._most_seconds:
-                self.abort(
-                    f"has not come to {where} in {self._most_seconds:g} s "
-                    f"(GLUONPAR_STALL_TIMEOUT): it is {_words(place)}",
-                    rank,
-                )
-        respond = max(self._silent.values()) < _SILENT_SECONDS
-        if late and respond and seconds >= self._seconds and self._told != (number, where):
-            self._told = self._places[longest]
-            names = "; ".join(f"{self._names[i]}, which is {_words(late[i])}" for i in late)
+                limit = f"{self._most_seconds:g} s (GLUONPAR_STALL_TIMEOUT)"
+                self.abort(f"has not come to {where} in {limit}: it is {place}", rank)
+        respond = all(watched.silent < _SILENT_SECONDS for watched in self._watched.values())
+        if late and respond and seconds >= self._seconds and self._told != waiting.place:
+            self._told = waiting.place
+            names = "; ".join(f"{self._names[i]}, which is {place}" for i, place in late.items())
             line = f"gluonpar: {where} has waited {seconds:g} s for {names}"
             print(f"{line}; all ranks respond, and the job goes on", file=sys.stderr, flush=True)
-
-
-def _words(place: _Place) -> str:
-    return place.where if place.where == _OUTSIDE else f"in {place.where}"

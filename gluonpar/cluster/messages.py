@@ -8,8 +8,8 @@ import threading
 import time
 from typing import Any, Callable
 
-_POLL_SECONDS = 50e-6  # between two looks for messages while one is expected, or on its way
-_IDLE_SECONDS = 0.5  # between two looks otherwise
+# The time between two looks for messages: while one is expected or being sent, and otherwise.
+_POLL_SECONDS, _IDLE_SECONDS = 50e-6, 0.5
 
 
 class Messages:
@@ -23,7 +23,7 @@ class Messages:
         self._mpi, self._comm, self._mpi_lock = mpi, comm, mpi_lock
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._to_send: collections.deque[bytes] = collections.deque()
-        self._sent: list[tuple] = []  # (request, bytes, which must live as long)
+        self._sent: list[tuple] = []  # requests, and the bytes that they send
         self._wake, self._closed = threading.Event(), False
         self._handle: Callable[[int, Any], None] = lambda rank, message: None
         self._is_expected: Callable[[], bool] = lambda: False
@@ -34,12 +34,12 @@ class Messages:
 
         ``is_expected()`` returns whether a message is expected. Only the first call has an effect.
         """
-        if self._thread.ident is None:  # not started yet
+        if self._thread.ident is None:  # it has not been started
             self._handle, self._is_expected = handle, is_expected
             self._thread.start()
 
     def send(self, message: Any) -> None:
-        """Send ``message`` to all other ranks; returns before it is sent."""
+        """Send ``message`` to all other ranks; return before it is sent."""
         self._to_send.append(self._mpi.pickle.dumps(message))
         self.look()
 
@@ -56,7 +56,6 @@ class Messages:
             time.sleep(_POLL_SECONDS)
         barrier()
         self._closed = True
-        self.look()
         self._thread.join()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Sums of an array over ranks, by MPI; measured in docs/performance.md.
+"""Sums an array over ranks, by MPI. docs/performance.md says how fast.
 
 All ranks end with the same bits, because each element is added by one rank, or by MPI.
 """
@@ -10,8 +10,8 @@ import numpy as np
 from gluonpar.cluster.world import World
 from gluonpar.plans.plan import COMBINE
 
-BLOCK_BYTES = 1 << 19  # stays in a core's second-level cache between receiving and adding
-BLOCKS_FROM_BYTES = 1 << 23  # of arrays that ranks of one machine send in blocks
+BLOCK_BYTES = 1 << 19  # so much stays in a core's second-level cache until it is added
+BLOCKS_FROM_BYTES = 1 << 23  # ranks of one machine sum arrays of this size and more in blocks
 
 
 def allreduce(job: World, flat: np.ndarray, op: str = "sum", as_float16: bool = False) -> None:
@@ -37,7 +37,7 @@ def allreduce_rows(
     """Return the union of all ranks' indices, the sums of their rows, and the sum of ``number``.
 
     ``indices`` (n,) are int64 and rising, ``rows`` are (n, size); n may be 0. Rows are added in the
-    order of the ranks, otherwise as by :func:`allreduce`.
+    order of the ranks, and in the dtypes of :func:`allreduce`.
     """
     wire = np.dtype(np.float16) if as_float16 and rows.dtype.kind == "f" else rows.dtype
     counts, numbers = zip(*job.comm.allgather((len(indices), number)))
@@ -57,7 +57,7 @@ def allreduce_rows(
 
 
 def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
-    """Reduce-scatter block by block, then all-gather, each rank directly with each other."""
+    """Reduce-scatter block by block, then all-gather; each rank sends to each other directly."""
     # MPI's own reduction receives a whole part, and reads it from memory again to add it.
     parts = np.array_split(flat, job.size)
     own, block = parts[job.rank], max(1, BLOCK_BYTES // flat.itemsize)
@@ -74,7 +74,7 @@ def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
 
 @np.errstate(over="ignore")
 def _allreduce_in_parts(job: World, flat: np.ndarray, wire: np.dtype, op: str) -> None:
-    """Reduce-scatter and all-gather of bits: MPI has no float16, and its order of NaN is open."""
+    """Reduce-scatter and all-gather bits, as MPI has no float16, nor an order for NaN in 'max'."""
     sent, bits = flat.astype(wire, copy=False), f"u{wire.itemsize}"
     counts = [part.size for part in np.array_split(sent, job.size)]
     own = counts[job.rank]

@@ -21,7 +21,7 @@ from gluonpar.cluster.facts import Facts, compare
 from gluonpar.cluster.world import World, rank, world
 from gluonpar.runtime import device_threads, engine, memory, nccl
 
-PIECE_BYTES = 1 << 30  # the most in one message
+PIECE_BYTES = 1 << 30  # a message has at most so many
 
 
 def allreduce(
@@ -35,8 +35,8 @@ def allreduce(
 
     Arrays are dense, on any contexts. float16 is added in float32, integers wrap around, and a sum
     of bools is whether any is true. With ``compression='fp16'`` floats are sent as float16: half
-    the bytes, with 11 significant bits. The result has the same bits on all processes.
-    Asynchronous. ``op`` may be 'max' or 'min' instead; errors call the collective ``name``.
+    the bytes, with 11 significant bits. The result has the same bits on all processes. Nothing
+    waits. ``op`` is 'sum', 'max' or 'min'; errors call the collective ``name``.
 
     Arrays on a GPU are copied through pinned memory. But if each process sees one GPU, and no two
     processes see the same, NCCL sums them directly, unless they are float16 or compressed, or
@@ -58,18 +58,17 @@ def allreduce_rows(
     num_devices: int | None = None,
     name: str = "allreduce",
 ) -> None:
-    """Replace a row_sparse ``array`` by its sum over all processes, which has the rows of all.
+    """Replace a row_sparse ``array`` by its sum over all processes, as :func:`allreduce` does.
 
-    With ``num_devices`` the array is a mean over that many devices, and becomes the mean over the
-    devices of all processes. Rows are added in the order of the ranks; else as :func:`allreduce`.
+    The sum has the rows of all processes, which are added in the order of the ranks. With
+    ``num_devices`` the array is a mean over that many devices of this process, and becomes the mean
+    over the devices of all processes.
     """
     job = world()
     if job is None:
         return
     shape, dtype, _ = memory.kind(array)
-    meet = functools.partial(
-        _run, job, f"{name} of rows of {shape} {dtype}", facts=job.with_noted({})
-    )
+    meet = job.meeting(f"{name} of rows of {shape} {dtype}")
     on_host = array if array.context.device_type == "cpu" else array.as_in_context(mx.cpu())
 
     def run() -> None:
@@ -92,19 +91,24 @@ def broadcast(
     name: str = "broadcast",
     of: Sequence[str] | None = None,
 ) -> None:
-    """Replace each of ``arrays`` by that of rank ``root``, in place, by MPI, asynchronously.
+    """Replace each of ``arrays`` by the array of rank ``root``, in place, by MPI. Nothing waits.
 
-    Errors call them by the names ``of``, which are the same on all ranks.
+    Errors call the arrays by the names ``of``, which are the same on all ranks.
     """
-    _push(name, lambda job, flat: _broadcast(job, flat, root), arrays, of=of)
+
+    def run(job: World, flat: np.ndarray) -> None:
+        for piece in _pieces(flat):
+            job.comm.Bcast(piece.view("u1"), root)
+
+    _push(name, run, arrays, of=of)
 
 
 def all_gather(array: mx.nd.NDArray, sizes: Sequence[int], name: str = "all-gather") -> None:
-    """Replace part i of ``array``, of ``sizes[i]`` elements, by that part of rank i's array."""
+    """Replace part i of ``array``, of ``sizes[i]`` elements, by the same part of rank i's array."""
 
     def run(job: World, flat: np.ndarray) -> None:
-        for root, part in enumerate(np.split(flat, np.cumsum(sizes)[:-1])):
-            _broadcast(job, part, root)
+        bits = flat.view(f"u{flat.itemsize}")  # MPI has no float16
+        job.comm.Allgatherv(job.mpi.IN_PLACE, [bits, [*sizes]])
 
     _push(name, run, [array])
 
@@ -118,33 +122,21 @@ def gather(value: Any, name: str = "gather") -> list:
     return _wait(name, [value], lambda job: job.comm.allgather(value))
 
 
-def broadcast_bytes(data: bytes | None) -> Any:
-    """Return rank 0's ``data`` on all ranks, as bytes or another buffer; waits for all processes.
-
-    Other ranks' ``data`` is ignored. No rank makes a copy of it.
-    """
-    own: Any = data or b""
-
-    def send(job: World) -> Any:
-        size = job.comm.bcast(len(own))
-        received = own if job.rank == 0 else bytearray(size)
-        if size:
-            _broadcast(job, np.frombuffer(received, "u1"), 0)
-        return received
-
-    return _wait("broadcast of bytes", own, send)
+def broadcast_object(value: Any) -> Any:
+    """Return rank 0's ``value``, a picklable object, on all ranks. Waits for all processes."""
+    return _wait("broadcast of an object", value, lambda job: job.large_comm.bcast(value))
 
 
 def gather_to_first(array: np.ndarray, name: str = "gather") -> list[np.ndarray]:
-    """Return on rank 0 every process's ``array``, by rank, and [] on the others; as `gather`."""
+    """Return every process's ``array``, by rank, on rank 0, and [] on the others; see `gather`."""
     return _wait(name, [array], lambda job: job.large_comm.gather(array) or [])
 
 
 def total(values: Any) -> np.ndarray:
     """Return the sum of ``values``, an array-like, over all processes. Waits for all processes.
 
-    It is added in float64 in the order of ranks, so it has the same bits on all processes. Raises
-    ValueError on all ranks for different shapes.
+    Values are added in float64 in the order of ranks, so the sum has the same bits on all of them.
+    Raises ValueError on all ranks for different shapes.
 
     >>> total([1, 2]).tolist()
     [1.0, 2.0]
@@ -157,11 +149,11 @@ def total(values: Any) -> np.ndarray:
 
 
 class PendingGather:
-    """Every process's value, a picklable object, gathered while the program goes on.
+    """Gathers every process's ``value``, a picklable object, while the program goes on.
 
-    Then ``check(values)`` is called with the values by rank. Its error, and that of what is
-    ``compared`` as by :func:`check_equal_async`, is raised at the next wait for an array that was
-    computed from a later collective. Errors call this one ``name``.
+    Then ``check(values)`` is called with the values by rank. ``compared`` are arguments of
+    :func:`check_equal_async`. Errors of both are raised at the next wait for an array that was
+    computed from a later collective. They call this one ``name``.
     """
 
     def __init__(
@@ -175,11 +167,10 @@ class PendingGather:
         self._known: mx.nd.NDArray | None = None
         if job is None:
             return
-        self._known = mx.nd.empty((1,), ctx=mx.cpu(0))
-        compared["facts"] = job.with_noted(compared.get("facts", {}))
+        self._known, meet = mx.nd.empty((1,), ctx=mx.cpu(0)), job.meeting(name, **compared)
 
         def run() -> None:
-            self.values = _run(job, name, lambda: job.comm.allgather(value), **compared)
+            self.values = meet(lambda: job.comm.allgather(value))
             if check is not None:
                 check(self.values)
 
@@ -199,7 +190,7 @@ def check_equal(facts: Facts) -> None:
     """Raise ValueError on all ranks, naming the differences, if ``facts`` differ between ranks.
 
     Waits for all ranks. The values of ``facts`` are numbers, texts, None, and lists, tuples and
-    dicts of these; numbers of any types are compared as Python does.
+    dicts of these. Numbers of different types are equal if Python says so.
     """
     compare(gather(facts), "check")
 
@@ -210,31 +201,32 @@ def check_equal_async(
     arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
     has_changed: bool = False,
 ) -> None:
-    """Do as :func:`check_equal`, without waiting: an operator compares checksums.
+    """Do what :func:`check_equal` does in an operator, which compares checksums. Nothing waits.
 
-    The bits of ``arrays``, by name, are compared, too, if any rank ``has_changed`` some. The error
-    is raised at the next wait for an array that was computed from a later collective.
+    If any rank ``has_changed`` some of ``arrays``, given by name, the operator also compares their
+    bits. The error is raised at the next wait for an array that was computed from a later
+    collective.
     """
     job = world()
     if job is not None:
-        how = job, name, lambda: None, job.with_noted(facts), arrays, has_changed
-        _push_operator("check", functools.partial(_run, *how), [], arrays.values())
+        meet = functools.partial(job.meeting(name, facts, arrays, has_changed), lambda: None)
+        _push_operator("check", meet, [], arrays.values())
 
 
-def note(of_names: Iterable[tuple[str, dict[str, Any]]]) -> None:
+def note(updates: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """Have the next collective, or the end of the program, compare the numbers that updates used.
 
-    ``of_names`` are names of what was updated, and for each the numbers by their names.
+    ``updates`` are pairs: the name of what was updated, and the numbers by their names.
     """
     job = world()
     if job is not None:
-        job.note(of_names)
+        job.note(updates)
 
 
 def together(function: Callable[[], Any], name: str = "gather") -> Any:
-    """Return ``function()``; a ValueError or FileNotFoundError on any rank is raised on all ranks.
+    """Return ``function()``. Raise a ValueError or FileNotFoundError of any rank on all ranks.
 
-    Its message names the rank, unless all ranks have the same error. Waits for all ranks.
+    The message names the rank, unless all ranks have the same error. Waits for all ranks.
     """
     result, failure = None, None
     try:
@@ -262,33 +254,30 @@ def _push(
         return
     arrays = [*arrays]
     shapes = [memory.kind(array)[0] for array in arrays]
-    facts: Facts = {"shape of each array": shapes}
-    if of is not None:
-        facts = {f"shape of {each}": shape for each, shape in zip(of, shapes)}
+    named = [(f"shape of {each}", shape) for each, shape in zip(of or (), shapes)]
+    facts: Facts = dict(named) or {"shape of each array": shapes}
     arrays = [array for array in arrays if array.size]
     for dtype in sorted({str(np.dtype(array.dtype)) for array in arrays}):
         some = [array for array in arrays if np.dtype(array.dtype) == dtype]
         call = f"{name} of {sum(array.size for array in some):,} {dtype}"
-        meet = functools.partial(_run, job, facts=job.with_noted(facts))
         on_gpus = [array.context.device_type == "gpu" for array in some]
         if by_nccl and job.nccl and all(on_gpus) and dtype in set(nccl.DTYPES) - {"float16"}:
             sum_up = functools.partial(nccl.sum_over_ranks, some, job.comm)
-            sum_now = functools.partial(meet, f"{call} by NCCL", sum_up)
-            _push_operator(name, sum_now, some)
+            meet = job.meeting(f"{call} by NCCL", facts)
+            _push_operator(name, functools.partial(meet, sum_up), some)
             continue
         with _staged(some, dtype) if any(on_gpus) else contextlib.nullcontext(some) as on_host:
-            how = functools.partial(meet, call), functools.partial(run, job)
-            _push_operator(name, functools.partial(_run_flat, *how, on_host), on_host)
+            how = job.meeting(call, facts), functools.partial(run, job), on_host
+            _push_operator(name, functools.partial(_run_flat, *how), on_host)
 
 
 @contextlib.contextmanager
 def _staged(arrays: Sequence[mx.nd.NDArray], dtype: str) -> Iterator[list[mx.nd.NDArray]]:
-    """Yield one array in pinned memory with copies of ``arrays``; on exit copy its parts back."""
+    """Yield an array in pinned memory that holds copies of ``arrays``; on exit copy them back."""
     ctx = next(array.context for array in arrays if array.context.device_type == "gpu")
-    size = sum(array.size for array in arrays)
-    with memory.pinned(ctx, size, dtype) as whole, autograd.pause(), memory.any_shape():
+    ends = np.cumsum([array.size for array in arrays]).tolist()
+    with memory.pinned(ctx, ends[-1], dtype) as whole, autograd.pause(), memory.any_shape():
         flat = [array.as_nd_ndarray().reshape((-1,)) for array in arrays]
-        ends = np.cumsum([array.size for array in flat]).tolist()
         parts = [whole[end - array.size : end] for array, end in zip(flat, ends)]
         for array, part in zip(flat, parts):
             array.copyto(part)
@@ -308,14 +297,9 @@ def _push_operator(
 
 
 def _pieces(flat: np.ndarray) -> list[np.ndarray]:
-    """Cut a one-dimensional array into messages: MPI counts elements in 32 bits."""
+    """Cut a one-dimensional array into messages, because MPI counts elements in 32 bits."""
     size = PIECE_BYTES // flat.itemsize
     return np.split(flat, range(size, flat.size, size))
-
-
-def _broadcast(job: World, flat: np.ndarray, root: int) -> None:
-    for piece in _pieces(flat):
-        job.comm.Bcast(piece.view("u1"), root)
 
 
 def _run_flat(meet: Callable, run: Callable, arrays: Sequence[mx.nd.NDArray]) -> None:
@@ -328,56 +312,34 @@ def _run_flat(meet: Callable, run: Callable, arrays: Sequence[mx.nd.NDArray]) ->
 
 
 def _wait(call: str, alone: Any, function: Callable[[World], Any]) -> Any:
-    """Return ``function(job)``, after all collectives before it; ``alone`` in one process."""
+    """Return ``function(job)`` when all earlier collectives have run; in one process ``alone``."""
     job = world()
     if job is None:
         return alone
     _marker().wait_to_read()
-    return _run(job, call, lambda: function(job), job.with_noted({}))
+    return job.meeting(call)(lambda: function(job))
 
 
-def _run(
-    job: World,
-    call: str,
-    function: Callable[[], Any],
-    facts: Facts,
-    arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
-    has_changed: bool = False,
-) -> Any:
-    """Return ``function()``, which calls MPI, when all ranks are here with this call and facts.
-
-    If a rank ``has_changed`` arrays, all compare their bits.
-    """
-
-    def bits() -> Facts:
-        return {f"{name} (checksum)": memory.checksum(array) for name, array in arrays.items()}
-
-    with job.detector.operation(call) as number:
-        job.meet(number, call, facts, bits, has_changed)
-        with job.mpi_lock:
-            return function()
-
-
-_numbers: list[tuple[int, int]] = []  # by rank, once known: see device_threads.number_from
+_numbers: list[tuple[int, int]] = []  # by rank, for device_threads.number_from; empty at first
 
 
 def draw_apart(ctx: Sequence[mx.Context] = ()) -> None:
-    """From now on draw random numbers, as for dropout, that differ from other ranks'.
+    """From now on draw other random numbers, as for dropout, than the other ranks do.
 
     All ranks call this when their parameters are alike; until then, ranks with one seed draw the
-    same initial values. ``ctx`` are this rank's devices; by default those of an earlier call, or
-    else one per rank. Waits for all ranks.
+    same initial values. ``ctx`` are this rank's devices, by default the devices of an earlier call,
+    or else one. Waits for all ranks.
     """
     job = world()
     if job is None or (not ctx and _numbers):
         return
     lowest = min((each.device_id for each in ctx), default=0)
-    ranks = gather((len(ctx) or 1, lowest), "numbers of devices")
+    counts, lowests = zip(*gather((len(ctx) or 1, lowest), "numbers of devices"))
     before = _numbers[job.rank] if _numbers else (0, 0)
-    firsts = [sum(count for count, _ in ranks[:i]) for i in range(len(ranks))]
-    _numbers[:] = [(first, first - lowest) for first, (_, lowest) in zip(firsts, ranks)]
+    firsts = [sum(counts[:i]) for i in range(job.size)]
+    _numbers[:] = [(first, first - lowest) for first, lowest in zip(firsts, lowests)]
     if _numbers[job.rank] != before:
-        device_threads.number_from(lambda: _numbers[rank()])  # inside local(), rank 0's
+        device_threads.number_from(lambda: _numbers[rank()])  # inside local(), rank() is 0
 
 
 @functools.lru_cache(None)

@@ -1,4 +1,4 @@
-"""This process's rank among the processes of an MPI job. The only module that imports mpi4py."""
+"""The MPI job that this process belongs to. Only this module imports mpi4py."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ import sys
 import threading
 import time
 import zlib
+from types import MappingProxyType
 from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping
 
+import mxnet as mx
 import numpy as np
 
 from gluonpar.cluster import failures
-from gluonpar.cluster.facts import Facts, Used, compare, encoded
+from gluonpar.cluster.facts import UPDATES, Facts, Updates, compare, encoded
 from gluonpar.cluster.messages import Messages
 from gluonpar.install import processors
-from gluonpar.runtime import engine, interrupts, nccl, threads
+from gluonpar.runtime import engine, interrupts, memory, nccl, threads
 
-# The number of processes, as set by Open MPI's mpirun, and by the PMI of MPICH, Intel MPI and srun.
+# The number of processes, set by Open MPI's mpirun, or by the PMI of MPICH, Intel MPI and srun.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # PMIx (srun --mpi=pmix) sets only a rank; Slurm sets the number of tasks of the job step.
 _PMIX_RANK, _SLURM_TASKS = "PMIX_RANK", "SLURM_STEP_NUM_TASKS"
-# The id of the rank's process, the first that imports gluonpar, and the name of its job (Open MPI).
-# Child processes inherit the environment, but are no ranks, or ranks of another job.
+# The first process that imports gluonpar is the rank, and sets its id and its job's name (Open MPI)
+# here. Child processes inherit the environment, but are no ranks, or ranks of another job.
 _PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
 _TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or printed that it has not
-# Launchers without MPI, and their variables: the number of processes, and a process's number.
+# Launchers that start processes without MPI, and the variables for their number and a process's.
 _WITHOUT_MPI = ("srun", _SLURM_TASKS, "SLURM_PROCID"), ("torchrun", "WORLD_SIZE", "RANK")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _COLLECTIVE = "next collective"  # the name of a fact
@@ -47,7 +49,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _rank_of_job(environment: Mapping[str, str]) -> str | None:
-    """Return the id of the rank's process, if that has imported gluonpar."""
+    """Return the id of the process that is the rank, None if it has not imported gluonpar."""
     pid, _, namespace = environment.get(_PID, "").partition(" ")
     return pid if pid and namespace == environment.get(_NAMESPACE, "") else None
 
@@ -62,7 +64,7 @@ def _is_in_pool() -> bool:
 
 
 def _has_ranks(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment is that of a job of several processes."""
+    """Return whether an MPI launcher that starts several processes made the environment."""
     for name in _SIZES:
         if name in environment:
             return int(environment[name]) > 1
@@ -74,36 +76,26 @@ class World:
 
     def __init__(self) -> None:
         limits = failures.time_limit(), failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the launcher dies
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the launcher's death kills it
         interrupts.end_at_crash()
-        mpi, pkl5 = _initialized_mpi()
-        comm, *comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
-        if comm.size == 1:
-            raise RuntimeError(
-                "the launcher started several processes, but MPI sees one: mpi4py was built for "
-                f"another MPI than this launcher's, {mpi.Get_library_version().splitlines()[0]}"
-            )
+        mpi, pkl5 = _started_mpi()
+        comm, for_heartbeats, for_messages = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         os.environ[_TOLD] = "1"
-        place = socket.gethostname(), os.getpid(), os.sched_getaffinity(0), nccl.only_gpu()
-        places = comm.allgather(place)
-        self.mpi, self.mpi_lock = mpi, threading.Lock()
-        self._noted: dict[str, list[Used]] = {}  # by parameter: see note()
+        self.mpi, self.mpi_lock, self._noted = mpi, threading.Lock(), Updates()
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.large_comm = pkl5.Intracomm(comm)  # also for picklable objects of more than 2 GiB
-        hosts = [host for host, *_ in places]
-        self.one_machine = len({*hosts}) == 1  # all ranks share its memory
-        self.local_rank = hosts[: comm.rank].count(place[0])  # among the ranks on this host
-        # There is NCCL, and each rank sees one GPU, which no other rank sees.
-        self.nccl = len({(host, gpu) for host, _, _, gpu in places if gpu}) == comm.size
-        # Divide each processor of this machine evenly among the ranks that may run on it.
-        here = [allowed for host, _, allowed, _ in places if host == place[0]]
-        share = sum(1 / sum(cpu in allowed for allowed in here) for cpu in place[2])
-        share = min(share, (processors.quota() or math.inf) / len(here))
-        threads.limit(max(1, int(share + 1e-9)))
-        names = [f"rank {i} (pid {pid} on {host})" for i, (host, pid, *_) in enumerate(places)]
-        self.detector = failures.FailureDetector(mpi, comms[0], names, *limits)
-        self.messages = Messages(mpi, comms[1], self.mpi_lock)
-        # MPI.Finalize() calls this first, whether the program calls it or the end of the process.
+        self.large_comm = pkl5.Intracomm(comm)  # it also sends picklable objects of more than 2 GiB
+        host, allowed = socket.gethostname(), os.sched_getaffinity(0)
+        every = comm.allgather((host, os.getpid(), allowed, nccl.only_gpu()))
+        allowed_here = [allowed for other, _, allowed, _ in every if other == host]
+        threads.limit(_num_threads(allowed, allowed_here))
+        self.one_machine = len(allowed_here) == comm.size  # all ranks share its memory
+        self.local_rank = [other for other, *_ in every[: comm.rank]].count(host)
+        # True if there is NCCL, and each rank sees one GPU, which no other rank sees.
+        self.nccl = len({(host, gpu) for host, _, _, gpu in every if gpu}) == comm.size
+        names = [f"rank {i} (pid {pid} on {host})" for i, (host, pid, *_) in enumerate(every)]
+        self.detector = failures.FailureDetector(mpi, for_heartbeats, names, *limits)
+        self.messages = Messages(mpi, for_messages, self.mpi_lock)
+        # MPI.Finalize() first calls _leave, also when the program itself calls it.
         leave = mpi.Comm.Create_keyval(delete_fn=lambda *_: self._leave())
         mpi.COMM_SELF.Set_attr(leave, None)
         atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
@@ -112,67 +104,92 @@ class World:
         """Wait for this rank's operators, then for the other ranks, as long as they respond."""
 
         def meet() -> None:
-            with self.detector.operation(failures.ENDED) as number:
-                try:
-                    self.meet(number, failures.ENDED, self.with_noted({}))
-                except ValueError as error:
-                    self.detector.abort(f"has ended its program, but {error}")
+            try:
+                self.meeting(failures.ENDED)(lambda: None)
+            except ValueError as error:
+                self.detector.abort(f"{failures.HAS_ENDED}, but {error}")
 
         engine.drain()
         self.messages.close(meet)
         self.detector.stop()
 
-    def note(self, of_names: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Keep by which numbers each was updated for the next :meth:`with_noted`."""
-        for name, used in of_names:
-            self._noted.setdefault(name, []).append(Used(used))
+    def note(self, updates: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Keep the names of what was updated, and by which numbers, for the next collective."""
+        self._noted += updates
 
-    def with_noted(self, facts: Facts) -> Facts:
-        """Return ``facts``, and those that have been noted since the last call."""
-        noted, self._noted = self._noted, {}
-        every = [(name, i, used) for name in noted for i, used in enumerate(noted[name])]
-        return {**facts, **{f"{name} (update {i + 1})" if i else name: u for name, i, u in every}}
-
-    def meet(
+    def meeting(
         self,
-        number: int,
         call: str,
-        facts: Facts,
-        bits: Callable[[], Facts] = dict,
+        facts: Mapping[str, Any] = MappingProxyType({}),
+        arrays: Mapping[str, mx.nd.NDArray] = MappingProxyType({}),
         has_changed: bool = False,
-    ) -> None:
-        """Wait until all ranks are at operation ``number``; sleeps, as MPI would occupy a core.
+    ) -> Callable[[Callable[[], Any]], Any]:
+        """Return the function ``meet`` of a collective; ``meet(function)`` returns ``function()``.
 
-        Raises ValueError unless all have the same call, facts and, if any rank ``has_changed``
-        arrays, ``bits()``. Ends the job if only some ranks are at the end of their programs.
+        Before it calls ``function``, which calls MPI, it waits until all ranks are here. Raises
+        ValueError unless all have the same call, facts, noted updates and, if any rank
+        ``has_changed`` some of ``arrays``, the same bits in these. Ends the job if only some ranks
+        are at the end of their programs.
         """
-        facts = {_COLLECTIVE: call, **facts}
-        checksum = zlib.crc32(encoded({**facts, **(bits() if has_changed else {})}).encode())
+        noted, self._noted = self._noted, Updates()
+        own = {_COLLECTIVE: call, **facts, UPDATES: noted}
+
+        def bits() -> Facts:
+            return {f"{name} (checksum)": memory.checksum(array) for name, array in arrays.items()}
+
+        def meet(function: Callable[[], Any]) -> Any:
+            with self.detector.operation(call) as number:
+                if not self._is_same({**own, **bits()} if has_changed else own):
+                    self._compare({**own, **bits()}, number)
+                with self.mpi_lock:
+                    return function()
+
+        return meet
+
+    def _is_same(self, facts: Facts) -> bool:
+        """Wait for all ranks; return whether ``facts`` have the same checksum on all.
+
+        It sleeps meanwhile, because MPI's own waiting would occupy a core.
+        """
+        checksum = zlib.crc32(encoded(facts).encode())
         extremes = np.array([checksum, -checksum], np.int64)
-        with self.mpi_lock:  # for two numbers it takes microseconds longer than a barrier
+        with self.mpi_lock:  # this takes only microseconds longer than a barrier
             request = self.comm.Iallreduce(self.mpi.IN_PLACE, extremes, self.mpi.MAX)
         for polls in itertools.count():
             with self.mpi_lock:
                 if request.Test():
                     break
             time.sleep(_POLL_SECONDS if polls >= _POLLS_AT_ONCE else 0)
-        if extremes[0] == -extremes[1]:  # the largest is the smallest
-            return
+        return extremes[0] == -extremes[1]  # the largest checksum is the smallest
+
+    def _compare(self, facts: Facts, number: int) -> None:
+        """Raise ValueError if ``facts`` differ in operation ``number``, or end the job."""
         with self.mpi_lock:
-            of_ranks = self.comm.allgather({**facts, **bits()})
-        calls = [facts[_COLLECTIVE] for facts in of_ranks]
-        if len({*calls}) > 1 and failures.ENDED in calls:
+            of_ranks = self.comm.allgather(facts)
+        calls = [of_rank[_COLLECTIVE] for of_rank in of_ranks]
+        if failures.ENDED in calls and len({*calls}) > 1:
             waits = next(call for call in calls if call != failures.ENDED)
             why = f"{failures.HAS_ENDED}, and operation {number} ({waits}) waits for it"
             self.detector.abort(why, calls.index(failures.ENDED))
-        compare(of_ranks, call)
+        compare(of_ranks, facts[_COLLECTIVE])
 
 
-_world: World | None = None  # after a fork, the parent's
-_alone = False  # once found, because reading the environment takes microseconds
-_starting = threading.Lock()
+def _num_threads(own: set[int], of_ranks: list[set[int]]) -> int:
+    """Return this rank's number of threads: each processor is divided evenly among the ranks.
+
+    ``own`` are the processors that this rank may use, and ``of_ranks`` has the processors that each
+    rank of the host may use.
+    """
+    share = sum(1 / sum(cpu in each for each in of_ranks) for cpu in own)
+    share = min(share, (processors.quota() or math.inf) / len(of_ranks))
+    return max(1, int(share + 1e-9))
+
+
+# The job, or None alone; empty until this process, or its parent before a fork, has looked for it.
+_found: list[World | None] = []
+_finding = threading.Lock()
 _rank_pid = os.getpid() if launched() else None  # forks of this process are no ranks
-_thread = threading.local()  # .is_local: whether it is inside local()
+_thread = threading.local()  # its is_local says whether the thread is inside local()
 
 if _rank_pid:
     os.environ[_PID] = f"{_rank_pid} {os.environ.get(_NAMESPACE, '')}"
@@ -192,29 +209,27 @@ def world() -> World | None:
 
 
 def _job() -> World | None:
-    global _world, _alone
     if _is_fork():
         raise RuntimeError(
-            f"process {os.getpid()} was forked from a rank, and is no part of the job: what "
-            "communicates must be called in the process that the launcher started"
+            f"process {os.getpid()} was forked from a rank, and cannot communicate: call this in "
+            "the process that the launcher started"
         )
-    if _world is None and not _alone:
-        if launched():
-            with _starting:
-                _world = _world or World()
-        else:
-            _alone = True
-            _tell_alone()
-    if _world is not None and _world.mpi.Is_finalized():
+    if not _found:
+        with _finding:
+            if not _found:
+                _found.append(World() if launched() else None)
+                _tell_alone()
+    [job] = _found
+    if job is not None and job.mpi.Is_finalized():
         raise RuntimeError(
             "the program has called MPI.Finalize(), so ranks can no longer communicate: call it "
             "last, or leave it out, as gluonpar calls it at the end of the program"
         )
-    return _world
+    return job
 
 
 def _tell_alone() -> None:
-    """Print why this process computes alone, though a launcher has started several."""
+    """Print why this process computes alone, if a launcher started several and none has said it."""
     environment, line = os.environ, ""
     is_job, pid = _has_ranks(environment), _rank_of_job(environment)
     if is_job and pid is not None:
@@ -235,8 +250,8 @@ def _tell_alone() -> None:
 
 
 def _known_job() -> World | None:
-    """Return the result of :func:`world`; in a fork, the parent's job if the parent had joined."""
-    return None if is_local() else _world or _job()
+    """Return the result of :func:`world`, but in a fork the parent's job, if it has joined one."""
+    return None if is_local() else _found[0] if _found else _job()
 
 
 def rank() -> int:
@@ -276,8 +291,7 @@ def local() -> Iterator[None]:
     ...     rank(), size()
     (0, 1)
     """
-    before = is_local()
-    _thread.is_local = True
+    before, _thread.is_local = is_local(), True
     try:
         yield
     finally:
@@ -295,15 +309,16 @@ def is_apart() -> bool:
 
 
 def scope() -> Callable[[], ContextManager[None]]:
-    """Return the context manager that an object made now enters in each call."""
+    """Return the function whose context an object that is made now enters in each call."""
     return local if is_local() else _outside
 
 
 @contextlib.contextmanager
 def _outside() -> Iterator[None]:
-    if is_local() and _world is not None:
+    [job] = _found or [None]
+    if job is not None and is_local():
         raise RuntimeError(
-            f"what was made outside gluonpar.cluster.local() is of all {_world.size} processes; "
+            f"what was made outside gluonpar.cluster.local() is of all {job.size} processes; "
             "make another one inside, or call this one outside"
         )
     yield
@@ -330,7 +345,8 @@ def abort(why: str) -> None:
         job.detector.abort(why)
 
 
-def _initialized_mpi() -> tuple[Any, Any]:
+def _started_mpi() -> tuple[Any, Any]:
+    """Return the modules ``mpi4py.MPI``, with MPI started, and ``mpi4py.util.pkl5``."""
     try:
         import mpi4py
     except ImportError as error:
@@ -347,5 +363,10 @@ def _initialized_mpi() -> tuple[Any, Any]:
     if level < needed:
         raise RuntimeError(
             f"MPI must support threads at level {needed} (MULTIPLE), got {level}; use another MPI"
+        )
+    if MPI.COMM_WORLD.size == 1:
+        raise RuntimeError(
+            "the launcher started several processes, but MPI sees one: mpi4py was built for "
+            f"another MPI than this launcher's, {MPI.Get_library_version().splitlines()[0]}"
         )
     return MPI, pkl5

@@ -65,6 +65,9 @@ def test_only_a_regular_file_is_replaced(tmp_path):
     for path in ("/dev/null", tmp_path / "pipe", tmp_path):
         with pytest.raises(OSError, match="not a regular file"):
             files.check_replaceable(path)
+    write(tmp_path / "a", b"old")
+    files.check_replaceable(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"old" and len(os.listdir(tmp_path)) == 2
     with pytest.raises(OSError, match="not a regular file"):
         write(tmp_path / "pipe", b"new")
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)

@@ -179,8 +179,8 @@ def exchanged():
     assert cluster.gather(("a", rank)) == [("a", r) for r in range(size)]
     assert cluster.total([rank, 1.0]).tolist() == [size * (size - 1) / 2, size]
     assert cluster.local_rank() == rank  # all are on one host
-    data = bytes(range(200))
-    assert cluster.broadcast_bytes(data if rank == 0 else None) == data
+    data = {"a": [bytes(range(200)), 1.5]}
+    assert cluster.broadcast_object(data if rank == 0 else None) == data
     numbers = [np.arange(20.0 * (r + 1)).reshape(r + 1, 20) + r for r in range(size)]
     gathered = cluster.gather_to_first(numbers[rank])
     assert len(gathered) == (0 if rank else size)
