@@ -7,9 +7,11 @@ and each operator allocates memory. A graph is one call, and its memory is plann
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 from types import ModuleType
-from typing import Callable, Sequence, TypeVar
+from typing import Callable, Iterator, Sequence, TypeVar
 
 import mxnet as mx
 
@@ -18,6 +20,8 @@ from gluonpar.runtime import memory
 # The number of backward's operators that MXNet's engine runs as one. Gradients can be summed only
 # when such a bulk has ended (on a GPU it waits for the stream): several buckets need smaller ones.
 _DEFAULT_BULK_SIZE, _BULK_SIZE_OF_BUCKETS = 15, 4
+
+_traced_for = contextvars.ContextVar("device type of the arrays that are traced for", default="")
 
 F = TypeVar("F", bound=Callable)
 
@@ -46,6 +50,27 @@ def operators(x: mx.nd.NDArray | mx.sym.Symbol) -> ModuleType:
     return mx.sym if isinstance(x, mx.sym.Symbol) else mx.nd
 
 
+@contextlib.contextmanager
+def tracing_for(x: mx.nd.NDArray | mx.sym.Symbol) -> Iterator[None]:
+    """Let symbols stand for arrays on devices of the type that ``x`` is on, in this context."""
+    before = _traced_for.set(device_type(x))
+    try:
+        yield
+    finally:
+        _traced_for.reset(before)
+
+
+def device_type(x: mx.nd.NDArray | mx.sym.Symbol) -> str:
+    """Return 'cpu' or 'gpu': where operators on ``x`` run; "" for a symbol of which it is unknown.
+
+    It is known while a graph is traced for given arrays (:func:`tracing_for`), not while one is
+    written to a file, which any device may read.
+    """
+    if isinstance(x, mx.sym.Symbol):
+        return _traced_for.get()
+    return memory.context(x).device_type.partition("_")[0]  # cpu_pinned and cpu_shared are CPUs
+
+
 def losses(
     model: Callable,
     loss: Callable,
@@ -67,9 +92,10 @@ def losses(
     grads = tuple(map(memory.grad_chunk, params))
     one_bucket = sum(map(memory.num_bytes, params)) <= bucket_bytes
     bulk_size = _DEFAULT_BULK_SIZE if one_bucket else _BULK_SIZE_OF_BUCKETS
-    key = (model, loss, grads, bulk_size)
+    key = (model, loss, grads, bulk_size, device_type(X))
     if key not in graphs:
-        graphs[key] = _trace(model, loss, len(params), bulk_size)
+        with tracing_for(X):
+            graphs[key] = _trace(model, loss, len(params), bulk_size)
     return graphs[key](X, *params, y)
 
 

@@ -6,10 +6,11 @@ itself, not as a copy.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from operator import attrgetter, methodcaller
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet import gluon
@@ -104,6 +105,18 @@ def static_params(block: gluon.HybridBlock) -> set[gluon.Parameter]:
 def keep_no_arrays(block: gluon.HybridBlock) -> None:
     """Make the block's graph again, as one that is given all parameters and keeps no arrays."""
     block._cached_op = mx.nd.CachedOp(block._cached_graph[1], block._flags)
+
+
+@contextlib.contextmanager
+def graph_traced_anew(block: gluon.HybridBlock) -> Iterator[None]:
+    """In this context, let the block show a graph that is traced now, if it has one."""
+    traced = block._cached_graph
+    if traced:
+        block._cached_graph = traced[0], block(*traced[0])
+    try:
+        yield
+    finally:
+        block._cached_graph = traced
 
 
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:

@@ -100,6 +100,10 @@ def test_the_file_has_its_version_and_named_inputs_and_outputs(tmp_path):
     made = onnx.load(str(tmp_path / "a.onnx"))
     assert [(entry.domain, entry.version) for entry in made.opset_import] == [("", 14)]
     assert made.ir_version == 7
+    shapes = {tuple(each.dims) for each in made.graph.initializer if len(each.dims) == 4}
+    assert shapes == {(20, 1, 3, 3), (50, 20, 5, 5)}
+    kinds = [node.op_type for node in made.graph.node]
+    assert kinds[:7] == [*["Conv", "Relu", "AveragePool"] * 2, "Flatten"]
     [data], [scores] = made.graph.input, made.graph.output  # parameters are not inputs
     assert (data.name, scores.name) == ("data", "scores")
     sizes = [d.dim_value for d in data.type.tensor_type.shape.dim]

@@ -2,9 +2,12 @@
 
 import mxnet as mx
 import numpy as np
+import oracle
 import pytest
 from mxnet import autograd
 
+import gluonpar
+from gluonpar.install import processors
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from tests.support.contexts import device
@@ -74,3 +77,95 @@ def test_lenet_and_its_loss_take_arrays_of_mx_np(world):
         loss.backward()
         grads.append([param.grad.asnumpy().tobytes() for param in params])
     assert grads[0] == grads[1]
+
+
+def images_and_labels(n):
+    rng = np.random.RandomState(n)
+    return rng.rand(n, 1, 28, 28).astype("float32"), rng.randint(0, 10, n)
+
+
+@pytest.mark.parametrize("n", [1, 3, 128])
+def test_losses_and_gradients_are_the_books_whatever_kernels_compute_them(n):
+    """Every relu's input is off its kink, where float32 and float64 could take different sides."""
+    X, y = images_and_labels(n)
+    start = seeded(0, scale=0.05)
+    for bias, distance in zip(start[1:6:2], (2, 4, 4)):
+        bias += distance * np.where(np.arange(len(bias)) % 2, 1, -1)
+    want = oracle.Step(X.astype("float64"), y, [param.astype("float64") for param in start])
+    assert want.margins.min() > 0.01
+    params = [mx.nd.array(value, ctx=device()) for value in start]
+    for param in params:
+        param.attach_grad()
+    with autograd.record():
+        scores = lenet.lenet(mx.nd.array(X, ctx=device()), params)
+        losses = softmax_cross_entropy(scores, mx.nd.array(y, ctx=device()))
+    losses.backward()
+    np.testing.assert_allclose(losses.asnumpy(), want.losses, rtol=1e-5)
+    for param, grad in zip(params, want.grads):
+        error = np.linalg.norm(param.grad.asnumpy() - grad) / np.linalg.norm(grad)
+        assert error < 1e-5
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_sample_that_is_not_finite_changes_no_bit_of_the_others_scores(bad):
+    X, _ = images_and_labels(4)
+    params = lenet.init_lenet(0.05, ctx=device())
+    ruined = X.copy()
+    ruined[1, 0, 3:20] = bad
+    scores = [lenet.lenet(mx.nd.array(x, ctx=device()), params).asnumpy() for x in (X, ruined)]
+    assert (scores[0] != scores[1]).any(axis=1).tolist() == [False, True, False, False]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The numbers of channels of each graph's convolutions, as graphs are made."""
+    made, make = [], mx.nd.CachedOp
+
+    def noting(symbol, *flags):
+        made.append(convolutions(symbol))
+        return make(symbol, *flags)
+
+    monkeypatch.setattr(mx.nd, "CachedOp", noting)
+    return made
+
+
+def convolutions(symbol):
+    nodes = symbol.attr_dict().values()
+    return sorted(int(node["num_filter"]) for node in nodes if "num_filter" in node)
+
+
+def padded():
+    """20 and 50 channels as they are on this device."""
+    if device().device_type == "gpu":
+        return [20, 50]
+    return [32, 64] if processors.vector_floats() == 16 else [24, 56]
+
+
+def test_channels_are_padded_in_the_graphs_of_cpus_only(graphs):
+    """The graphs of train_batch and of a hybridized block."""
+    X, y = images_and_labels(2)
+    params = gluonpar.get_params(lenet.init_lenet(), device())
+    gluonpar.train_batch(X, y.astype("float32"), [params], [device()], 0.1)
+    assert graphs == [padded()]
+    net = lenet.LeNet()
+    net.initialize(ctx=device())
+    net.hybridize()
+    net(mx.nd.array(X, ctx=device()))
+    assert graphs[1:] == [padded()]
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet, reading any such file
+def test_graphs_that_are_written_are_the_books(tmp_path):
+    X = mx.nd.array(images_and_labels(2)[0], ctx=device())
+    net = lenet.LeNet(0.1)
+    net.initialize(ctx=device())
+    net.hybridize()
+    want = net(X).asnumpy()
+    assert convolutions(net(mx.sym.var("data"))) == [20, 50]
+    net.export(str(tmp_path / "a"))
+    path = str(tmp_path / "a-symbol.json")
+    assert convolutions(mx.sym.load(path)) == [20, 50]
+    assert len(mx.nd.load(str(tmp_path / "a-0000.params"))) == 8
+    read = mx.gluon.SymbolBlock.imports(path, ["data"], str(tmp_path / "a-0000.params"), device())
+    np.testing.assert_allclose(read(X).asnumpy(), want, rtol=1e-5, atol=1e-7)
+    assert net(X).asnumpy().tobytes() == want.tobytes()  # as before

@@ -1,0 +1,49 @@
+"""Channels of zeros, by which MXNet's convolutions on CPUs take their fast kernels.
+
+oneDNN's vector kernels compute 8 channels at once, with AVX-512 also 16, and MXNet 1.9.1 refuses
+oneDNN's layouts that pad other numbers (src/operator/nn/mkldnn/mkldnn_convolution.cc of MXNet):
+such convolutions are GEMM, and the pooling behind them is, with AVX2, reference code. A network
+that pads its arrays here, before its operators, computes the same in less time
+(docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import mxnet as mx
+
+from gluonpar.install import processors
+from gluonpar.runtime import cached_op
+
+INPUTS = 3  # of a first layer: of fewer, the gradient of its weights is GEMM
+
+
+def missing(x: mx.nd.NDArray | mx.sym.Symbol, inputs: int, *channels: int) -> list[int]:
+    """Return how many channels to add to a network's ``inputs`` and ``channels``, of input ``x``.
+
+    On a CPU context these are the numbers up to 3 inputs, and up to multiples of the vector
+    registers' length: 16 with AVX-512, else 8. On others, and for a symbol of which it is not known
+    where it will run, they are zero.
+
+    >>> missing(mx.nd.zeros((1, 1, 28, 28)), 1, 32, 64)
+    [2, 0, 0]
+    """
+    if cached_op.device_type(x) != "cpu":
+        return [0] * (1 + len(channels))
+    return [max(0, INPUTS - inputs), *(-each % processors.vector_floats() for each in channels)]
+
+
+def pad(F: ModuleType, array: mx.nd.NDArray | mx.sym.Symbol, *more: int) -> mx.nd.NDArray:
+    """Return ``array`` with ``more[i]`` zeros at the end of axis i; itself without any.
+
+    F are its operators. The zeros have its dtype and context, and get no gradient.
+
+    >>> pad(mx.nd, mx.nd.ones((2, 1)), 0, 2).asnumpy().tolist()
+    [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+    for axis, size in enumerate(more):
+        if size:
+            zeros = F.zeros_like(F.slice_axis(array, axis=axis, begin=0, end=1))
+            array = F.concat(array, F.broadcast_axis(zeros, axis=axis, size=size), dim=axis)
+    return array
