@@ -2,7 +2,6 @@
 
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
 from mxnet import autograd
 
@@ -10,6 +9,7 @@ import gluonpar
 from gluonpar.install import processors
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
+from tests.support import oracle
 from tests.support.contexts import device
 
 
