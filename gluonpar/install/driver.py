@@ -126,7 +126,7 @@ def _get(function: str, *arguments: int) -> int:
 
 
 def _call(function: str, *arguments: Any, also: int = 0) -> int:
-    """Call a function of the driver; return its result. Raises DriverError unless 0 or ``also``."""
+    """Call a function of the driver and return 0 or ``also``. DriverError for other results."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:

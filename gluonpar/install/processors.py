@@ -38,7 +38,7 @@ def quota(root: Path = Path("/")) -> float | None:
     """Return how many processors' time the control groups grant; None if they set no limit.
 
     Version 2 has "150000 100000" or "max 100000" in a group's ``cpu.max``, version 1 the same two
-    numbers in two files, with -1 for no limit. The groups above a group limit it, too.
+    numbers in two files, with -1 for no limit. A group is also limited by the groups above it.
     """
     quotas, folder = [], root / "sys/fs/cgroup"
     lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
@@ -66,7 +66,7 @@ _START = _used()
 
 
 def shared() -> str:
-    """Return what other programs have used since the import, and the quota; "" if neither is."""
+    """Return what other programs have used since the import, and a quota, or "" for neither."""
     elapsed, by_all, by_this_process = (now - then for now, then in zip(_used(), _START))
     others, notes = (by_all - by_this_process) / max(elapsed, 0.01), []
     if others > 0.3:  # some is always in use

@@ -25,7 +25,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB
 
-from gluonpar.runtime import heap, tape
+from gluonpar.runtime import heap, tape, threads
 
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts, so that no two parts start alike
 _GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1 in 32 bits: the next GPU's number
@@ -53,43 +53,33 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         with mx.Context(ctx):
             return function(*arguments)
     if ctx not in _threads:
-        _threads[ctx] = queue.SimpleQueue()
-        name = f"gluonpar {ctx}"  # no executor, for which the end of the process would wait
-        threading.Thread(target=_serve, args=(ctx, _threads[ctx]), name=name, daemon=True).start()
+        _threads[ctx] = threads.serve(1, f"gluonpar {ctx}")
     np_shape, np_array = mx.util.is_np_shape(), mx.util.is_np_array()  # MXNet has them per thread
     recording, training = autograd.is_recording(), autograd.is_training()
     program, mode = tape.this_thread.program, autograd.record if recording else autograd.pause
-
-    def in_scope_of_caller() -> Any:
-        tape.this_thread.program = program
-        with mode(training), mx.util.np_shape(np_shape), mx.util.np_array(np_array):
-            return function(*arguments)
-
     future: concurrent.futures.Future = concurrent.futures.Future()
-    _threads[ctx].put((in_scope_of_caller, future))
-    return future.result()
 
-
-def _serve(ctx: mx.Context, calls: queue.SimpleQueue) -> None:
-    """Be the thread of ``ctx``: make the calls that :func:`call` puts into the queue."""
-    _this.ctx, _this.seed = ctx, None
-    heap.widen()
-    while True:
-        function, future = calls.get()
+    def on_thread() -> None:
         try:
+            _this.ctx, tape.this_thread.program = ctx, program
+            heap.widen()
             _seed()
-            with mx.Context(ctx):  # a new object: one that is entered twice cannot be left
-                future.set_result(function())
+            # The context is a new object, because one that is entered twice cannot be left.
+            with mx.Context(ctx), mode(training), mx.util.np_shape(np_shape):
+                with mx.util.np_array(np_array):
+                    future.set_result(function(*arguments))
         except BaseException as error:
             future.set_exception(error)
-        del function, future  # releases the task's arrays, which may be large
+
+    _threads[ctx].put(on_thread)
+    return future.result()
 
 
 def _seed() -> None:
     """Seed this device's generators, if a seed was set since the last time."""
     ctx, seeds = _this.ctx, _seeds  # which another thread may replace
     seed = seeds.get(ctx, seeds["all"])
-    if seed is _this.seed:
+    if seed is getattr(_this, "seed", None):
         return
     _this.seed = seed
     if ctx in seeds:

@@ -143,7 +143,7 @@ def has_started() -> bool:
 
 
 def push(function: Callable[..., None], ctx: mx.Context, **how: Any) -> None:
-    """Have the engine run ``function()``, once; the arguments are those of :func:`prepare`."""
+    """Have the engine call ``function()`` once; for the other arguments see :func:`prepare`."""
     prepare(ctx, **how)(function)
 
 

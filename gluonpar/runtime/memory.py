@@ -226,13 +226,13 @@ def num_bytes(array: mx.nd.NDArray) -> int:
 
 
 def reorder(arrays: Iterable[mx.nd.NDArray]) -> None:
-    """Convert arrays that oneDNN has left in its own layout; call this where view() may be."""
+    """Convert arrays that oneDNN has left in its own layout, where view() may be called."""
     for array in arrays:
         _reorder(ctypes.c_void_p(chunk(array)))
 
 
 def address(array: mx.nd.NDArray) -> int:
-    """Return the address of a dense array's elements; on a CPU call this where view() may be."""
+    """Return the address of a dense array's elements. Call this where view() may be called."""
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
@@ -267,7 +267,7 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
 
 
 def checksum(array: mx.nd.NDArray) -> int:
-    """Return the CRC-32 of a dense array on any context; call this where view() may be."""
+    """Return a dense array's CRC-32, on any context. Call this where view() may be called."""
     if array.context.device_type == "cpu":
         return zlib.crc32(view(array).data)
     copy = np.empty(num_bytes(array), "u1")
@@ -333,7 +333,7 @@ def zero(arrays: Sequence[mx.nd.NDArray]) -> None:
                 none.copyto(array)
             elif num_bytes(array):
                 dense = array.as_nd_ndarray()
-                dense = dense if dense.ndim else dense.reshape((1,))  # reset_arrays needs one
+                dense = dense if dense.ndim else dense.reshape((1,))  # reset_arrays needs this
                 by_context.setdefault(context(array), []).append(dense)
         for same in by_context.values():
             mx.nd.reset_arrays(*same, num_arrays=len(same))
@@ -373,6 +373,6 @@ def pinned(ctx: mx.Context, size: int, dtype: np.dtype | str) -> Iterator[mx.nd.
 
 @functools.lru_cache(None)  # MXNet does not keep pinned memory, and allocating it takes long
 def _pinned(device_id: int, size: int, dtype: np.dtype) -> Iterator[mx.nd.NDArray]:
-    """Return an endless iterator over four flat arrays; a copy from each may be under way."""
+    """Return an endless iterator over four flat arrays: four copies can be under way."""
     ctx = mx.cpu_pinned(device_id)
     return itertools.cycle(mx.nd.empty((size,), ctx, dtype) for _ in range(_COPIES_UNDER_WAY))

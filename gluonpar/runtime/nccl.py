@@ -14,7 +14,7 @@ launches one NCCL kernel per array on streams of our own and waits for these str
 - MXNet's own kernels wait for no other GPU, so they always end.
 
 Private to MXNet 1.9.1: ``Storage`` (include/mxnet/storage.h) has a pointer to its virtual functions
-and two mutexes, the second of which is for GPU and pinned memory.
+and two mutexes; the second is for GPU and pinned memory.
 """
 
 from __future__ import annotations

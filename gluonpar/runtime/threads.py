@@ -200,14 +200,22 @@ else:  # NumPy 2 has them in a context variable
 @functools.lru_cache(None)
 def pool() -> queue.SimpleQueue:
     """Return the queue of functions that the pool's threads call; the functions must not raise."""
+    return serve(max(1, cores() - 1), "gluonpar pool")
+
+
+def serve(num_threads: int, name: str) -> queue.SimpleQueue:
+    """Return a queue; new threads call the functions that are put into it, which must not raise.
+
+    The process may end while they work, unlike with an executor.
+    """
     functions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def work() -> None:
         while True:
             functions.get()()
 
-    for _ in range(max(1, cores() - 1)):
-        threading.Thread(target=work, daemon=True).start()
+    for _ in range(num_threads):
+        threading.Thread(target=work, name=name, daemon=True).start()
     return functions
 
 
