@@ -31,9 +31,9 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     ``BatchNorm``. The block may be hybridized, exported and imported; ``static_shape`` has no
     effect on a network with it.
 
-    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. The
-    devices are those of the call's tasks, so a batch may have fewer samples than there are devices;
-    the other devices get the running statistics, too, except for an imported symbol::
+    On CPU contexts train in :func:`run_tasks`, forward and backward, in one call or in two. Only
+    devices with a task count, so a batch may have fewer samples than there are devices; the other
+    devices also get the running statistics, except for an imported symbol::
 
         def forward_backward(shard):
             X, y = shard
@@ -51,9 +51,9 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     (:func:`set_num_devices`) or, if that is None, the number of contexts that hold the parameters;
     an imported symbol trains in them on as many devices as when it was traced.
 
-    In a job of several processes the devices are those of all ranks: P ranks with K devices each
-    have the bits of one process with P x K (docs/cluster.md says what ranks must do alike). A layer
-    that was made or is called inside ``gluonpar.cluster.local()`` has the mean and variance of this
+    In a job of several processes the devices of all ranks count: P ranks with K devices each have
+    the bits of one process with P x K (docs/cluster.md says what ranks must do alike). A layer that
+    was made or is called inside ``gluonpar.cluster.local()`` has the mean and variance of this
     process.
 
     Reading a result waits for all devices. If a device or a rank does not arrive within
@@ -62,8 +62,8 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
     gradients; on CPU contexts it takes several times as long as BatchNorm.
 
     Raises ValueError if ``timeout_seconds`` is not positive, ``num_devices`` less than 1, or
-    ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError in
-    training on several devices under NaiveEngine, too.
+    ``axis`` not 1, and when called if its parameters are on one context twice; RuntimeError also in
+    training on several devices under NaiveEngine.
 
     Zhang et al., "Context Encoding for Semantic Segmentation", CVPR 2018.
     """
@@ -86,7 +86,7 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
         self.num_devices, self.timeout_seconds = num_devices, timeout_seconds
         self.momentum, self._half = self._kwargs["momentum"], False
         self.is_local, self._key = cluster.is_local(), uuid.uuid4().hex
-        # The other ranks have this layer, too, unless it is local.
+        # A layer that is not local exists on all ranks.
         self.name_in_job = self._key if self.is_local else device_sums.name_in_job(self.name)
         self._plain_sums: RoundSums | None = None
         _layers[self._key] = self

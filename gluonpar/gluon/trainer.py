@@ -45,9 +45,9 @@ class Trainer(gluon.Trainer):
 
     ``params`` is a list or dict of Parameters (``net.collect_params()``), all dense and on the same
     contexts; hybridized or not, initialised or deferred, shared, frozen (``grad_req='null'``).
-    Gradients may be row_sparse (:mod:`gluonpar.gluon.sharded_step`). The other positional arguments
-    are those of ``gluon.Trainer``, which makes a Trainer of this class if it is given the kvstore
-    'gluonpar' (:mod:`gluonpar.gluon.kvstore`). With any ``kvstore`` of one process (None, 'local',
+    Gradients may be row_sparse (:mod:`gluonpar.gluon.sharded_step`). ``gluon.Trainer`` has the same
+    positional arguments, and makes a Trainer of this class if it is given the kvstore 'gluonpar'
+    (:mod:`gluonpar.gluon.kvstore`). With any ``kvstore`` of one process (None, 'local',
     'device', 'nccl', 'gluonpar') gluonpar's all-reduce sums gradients, also with None, where
     MXNet's Trainer sums nothing. ``algorithm`` names the all-reduce (None: chosen, see
     :func:`gluonpar.allreduce`). ``compression='fp16'`` exchanges gradients in float16 and adds them
@@ -282,7 +282,7 @@ class Trainer(gluon.Trainer):
         UserWarning; with ``keep_schedule`` the Trainer's own goes on, or its learning rate if it
         has none. Parameters are told apart by name, or by their order if the names are others.
 
-        Files that MXNet's Trainer wrote are read, too. An optimizer or schedule that is not MXNet's
+        Files that MXNet's Trainer wrote are also read. An optimizer or schedule that is not MXNet's
         and was pickled can run any code, and is read only if ``trusted``.
         Raises ValueError, with nothing changed, if the file is for another optimizer or other
         parameters, or is missing or damaged.

@@ -14,7 +14,6 @@ MXNet's Updater applies an optimizer and holds its states. Four of its faults ar
 from __future__ import annotations
 
 import collections.abc
-import contextlib
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
@@ -115,10 +114,12 @@ class Updater(mx.optimizer.Updater):
         updated = weight
         if isinstance(self.optimizer, NAG):
             updated = [w.copy() for w in weight]  # no forward brings these into another layout
-        with used_numbers.noted() if self.note else contextlib.nullcontext([]) as used:
-            super().__call__(index, grad, updated)
         if self.note:
+            with used_numbers.noted() as used:
+                super().__call__(index, grad, updated)
             self.note(index, used)
+        else:
+            super().__call__(index, grad, updated)
         for new, w in zip(updated, weight):
             if new is not w:
                 new.copyto(w)

@@ -1,6 +1,6 @@
 """Which gradients count: the law, sums and accumulation, and the ages that ranks compare."""
 
-from gluonpar.gradients import passes  # noqa: F401 - from now on it is told of backward passes
+from gluonpar.gradients import passes  # noqa: F401 - from now on it sees backward passes
 from gluonpar.gradients.by_hand import follow_copies, of
 from gluonpar.gradients.law import discard
 from gluonpar.gradients.records import Gradients, of_grads

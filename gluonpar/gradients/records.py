@@ -126,14 +126,14 @@ class Gradients(Owner, law.Tracked):
         """Do what is needed when ``grads`` has another array."""
 
     def adds(self) -> bool:
-        """Return whether gradients of earlier passes count, too."""
+        """Return whether gradients of earlier passes also count."""
         return self.adds_always or self.accumulates
 
 
 class OfParameter(Gradients):
     """The gradients of a Gluon Parameter.
 
-    Those of every Parameter of several devices are followed, and nothing is changed of it until
+    Every Parameter of several devices has a record, which changes nothing of the Parameter until
     gluonpar is to train it (:func:`gluonpar.gradients.adopt`).
     """
 
