@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gluonpar.options import Configuration
     from gluonpar.training.checkpointing import ResumeError, Terminated
-    from gluonpar.training.console import Console
-    from gluonpar.training.history import Epoch, History
+    from gluonpar.training.history import Console, Epoch, History
     from gluonpar.training.run import Run, train
 
 __all__ = ["Configuration", "Console", "Epoch", "History", "ResumeError", "Run", "Terminated"]
