@@ -20,6 +20,6 @@ __all__ += ["train"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gluonpar.training import run
+    from gluonpar.training import checkpointing, run
 
-    return getattr(run, name)
+    return getattr(checkpointing if name == "ResumeError" else run, name)
