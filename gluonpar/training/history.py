@@ -123,7 +123,7 @@ def check_plot(path: str) -> None:
 
 
 class Console:
-    """Output of a run: lines on ``out``, notices and, on a terminal, a progress bar on ``err``."""
+    """Prints lines on ``out``, and notices and, on a terminal, a progress bar on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = out or sys.stdout or io.StringIO()  # sys.stdout is None if it is closed
@@ -134,8 +134,8 @@ class Console:
     def line(self, text: str) -> None:
         """Print one line on ``out`` and flush it; hide the progress bar meanwhile.
 
-        Raises BrokenPipeError if nobody reads ``out`` any more. After another error, such as a full
-        disk, ``failure`` says what it was, and nothing more is printed on ``out``.
+        Raises BrokenPipeError if ``out`` has no reader any more. After another error, such as a
+        full disk, ``failure`` says what it was, and nothing more is printed on ``out``.
         """
         bar = self._bar
         with bar.external_write_mode(file=self.out) if bar else contextlib.nullcontext():

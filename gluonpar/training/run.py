@@ -27,7 +27,7 @@ from gluonpar.training.profiler import Profiler
 
 _MOST_UNREAD = 50  # batches between two reads of the loss, which are a tenth of an epoch if less
 _LEAST_MEMORY = 500 * memory_limits.MB  # with less MXNet crashes instead of raising an error
-# A higher mean loss of an epoch has diverged: chance level is 2.3. So has a larger parameter.
+# A run has diverged if an epoch's mean loss (chance level is 2.3) or a parameter is larger.
 MOST_LOSS, MOST_PARAMETER = 1e3, 1e5
 
 OnEpoch = Optional[Callable[[Epoch], Any]]
@@ -76,7 +76,7 @@ class Run:
         collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
-        # First, so that the other files may be in it.
+        # This comes first, because the other files may be in this folder.
         self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
         for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
             if not path.is_file():
@@ -307,7 +307,7 @@ class Run:
         weights = config.weights and config.weights * num_ranks
         sizes = partition.sizes(largest_batch, len(self.ctx) * num_ranks, weights)
         shards = f"{' or '.join(map(str, sorted({*sizes})))} on each device"
-        if 0 in sizes:  # then none has more than one
+        if 0 in sizes:  # then no device has more than one
             those = f"each of {largest_batch} device{'s' * (largest_batch > 1)}"
             shards = f"1 on {those}, none on {sizes.count(0)}"
         elif weights:
