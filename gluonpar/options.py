@@ -334,6 +334,13 @@ gluonpar train --model resnet18 --save-dir out --resume
             raise ValueError(f"momentum must be left out with {self.optimizer}, which has none")
         if self.history is not None and not self.history.endswith((".csv", ".jsonl")):
             raise ValueError(f"history must end in .csv or .jsonl, got {self.history!r}")
+        if self.algorithm is not None:
+            from gluonpar.plans import ALGORITHMS  # here, because it imports NumPy
+
+            known = sorted({*ALGORITHMS, "host", "nccl"})  # these two have no plan
+            if self.algorithm not in known:
+                must = f"algorithm must be one of {', '.join(known)}"
+                raise ValueError(f"{must}, got {self.algorithm!r}")
         if self.save_dir is None:
             for name in ("save_every", "keep", "onnx"):
                 if getattr(self, name) != getattr(Configuration, name):

@@ -76,8 +76,10 @@ class Run:
         collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
-        # This comes first, because the other files may be in this folder.
-        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        try:  # first, because the other files may be in this folder
+            self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        except ValueError as error:
+            raise ValueError(f"save_dir must be a folder for files: {error}") from error
         for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
             if not path.is_file():
                 raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
