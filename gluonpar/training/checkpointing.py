@@ -23,6 +23,8 @@ from gluonpar.training.workloads import Workload
 # checkpoint has the second ones only if they are not the defaults.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 _RULE = ("optimizer", "momentum", "wd")
+# The numbers of a Progress, with their types.
+_NUMBERS = {"epoch": int, "batch": int, "loss_sum": float, "seconds": float, "lr": float}
 
 
 @dataclass
@@ -80,13 +82,19 @@ class Checkpointer:
         if path:
             content = files.read(path)
             with files.loading(path):
-                progress, identity = _parse(npz_file.read(content)[0])
-            pairs = {
-                n: (identity.get(n), self._identity.get(n)) for n in {**self._identity, **identity}
-            }
-            differences = [f"{n} was {a} and is now {b}" for n, (a, b) in pairs.items() if a != b]
-            if differences:
-                raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
+                notes = npz_file.read(content)[0]["notes"]
+                if not isinstance(notes, dict) or "run" not in notes:
+                    raise ValueError("it is not a checkpoint of a training run")
+                progress = Progress(**{name: kind(notes[name]) for name, kind in _NUMBERS.items()})
+                progress.history = [Epoch(**results) for results in notes["history"]]
+                identity = dict(notes["run"])
+            now = self._identity
+            names = [n for n in {**now, **identity} if identity.get(n) != now.get(n)]
+            if names:
+                what = "; ".join(
+                    f"{n} was {identity.get(n)} and is now {now.get(n)}" for n in names
+                )
+                raise ValueError(f"{path} is a checkpoint of another run: {what}")
         paths = self.paths()
         if paths and _order(paths[-1]) > _order(self.path(progress)):
             raise ValueError(
@@ -164,17 +172,6 @@ def _order(path: pathlib.Path) -> tuple[int, str]:
     ['a-epoch-9999-batch-000120', 'a-epoch-9999', 'a-epoch-10000']
     """
     return len(path.stem.partition("-batch-")[0]), path.name
-
-
-def _parse(header: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
-    """Return a run's progress, and what identifies it, from the header of its checkpoint."""
-    notes = header["notes"]
-    if not isinstance(notes, dict) or "run" not in notes:
-        raise ValueError("it is not a checkpoint of a training run")
-    place, lr = (int(notes["epoch"]), int(notes["batch"])), float(notes["lr"])
-    sums = float(notes["loss_sum"]), float(notes["seconds"])
-    history = [Epoch(**results) for results in notes["history"]]
-    return Progress(*place, *sums, history, lr), dict(notes["run"])
 
 
 class Terminated(Exception):
