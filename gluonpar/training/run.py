@@ -179,8 +179,7 @@ class Run:
         watched = self.profiler if progress.epoch == 1 else None
         with watched or contextlib.nullcontext():
             for number, (X, y) in enumerate(batches, done + 1):
-                losses = self._step(number, X, y)
-                meter.add(losses, [arrays[0] for arrays in self.workload.copies])
+                meter.add(self._step(number, X, y), [copies[0] for copies in self.workload.copies])
                 if watched:
                     watched.step()
                 if number % interval == 0:
