@@ -286,13 +286,9 @@ gluonpar train --model resnet18 --save-dir out --resume
     batch_size: int = count(256, "samples per step, on all devices (%(default)s)", group="training")
     lr: float | None = option(None, "learning rate (0.2; resnet18 0.1, Adam 0.001)", positive=True)
     num_epochs: int = count(4, "passes over the training images (%(default)s)", flags=_EPOCHS)
-    gpus: tuple[int, ...] | None = option(
-        None, "use these GPUs, such as 0,2", "IDS", group="devices"
-    )
+    gpus: tuple[int, ...] | None = option(None, "the GPUs, such as 0,2", "IDS", group="devices")
     device: str = option("auto", "gpu, or cpu; auto: GPUs if there are any", choices=DEVICES)
-    weights: tuple[float, ...] | None = option(
-        None, "relative speeds of the devices", "W,W", positive=True
-    )
+    weights: tuple[float, ...] | None = option(None, "relative speeds", "W,W", positive=True)
     algorithm: str | None = option(None, "the all-reduce, such as ring", "NAME", flags=_ALGORITHM)
     model: str = option("lenet", "network (%(default)s)", choices=LEARNING_RATES, group="training")
     optimizer: str = option("sgd", "for Gluon models (%(default)s)", choices=OPTIMIZERS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import signal
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Iterator
 
 import numpy as np
@@ -57,9 +57,7 @@ class Checkpointer:
     missing, damaged or of another run, or if the folder has later checkpoints.
     """
 
-    def __init__(
-        self, configuration: Configuration, folder: pathlib.Path | None, data: Dataset
-    ) -> None:
+    def __init__(self, configuration: Configuration, folder: Path | None, data: Dataset) -> None:
         self._configuration, self._folder = configuration, folder
         self.saves = any(cluster.gather(folder is not None))
         self._identity = {
@@ -76,7 +74,7 @@ class Checkpointer:
             raise ResumeError(str(error)) from error
         self.resumed, self.progress = cluster.gather(found)[0]
 
-    def _find(self) -> tuple[pathlib.Path | None, Progress]:
+    def _find(self) -> tuple[Path | None, Progress]:
         """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
@@ -103,7 +101,7 @@ class Checkpointer:
             )
         return path, progress
 
-    def _path_to_resume(self) -> pathlib.Path | None:
+    def _path_to_resume(self) -> Path | None:
         """Return the checkpoint that ``resume`` names; None to start from the beginning.
 
         Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
@@ -112,7 +110,7 @@ class Checkpointer:
         if not resume:
             return self.paths()[-1] if resume == "" and self.paths() else None
         if os.path.isdir(resume):
-            paths = self.paths(pathlib.Path(resume))
+            paths = self.paths(Path(resume))
             if not paths:
                 raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
             return paths[-1]
@@ -122,7 +120,7 @@ class Checkpointer:
                 "resume must be a checkpoint, NAME.npz, of a run with save_dir, or a folder that "
                 f"has one; {resume} {what}"
             )
-        return pathlib.Path(resume)
+        return Path(resume)
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
         """Load the checkpoint to resume, if any, into ``workload`` and ``shuffle``.
@@ -151,24 +149,24 @@ class Checkpointer:
         for old in self.paths()[: -self._configuration.keep]:
             old.unlink()
 
-    def path(self, progress: Progress) -> pathlib.Path:
+    def path(self, progress: Progress) -> Path:
         """Return the file for a checkpoint at ``progress``."""
         done = progress.epoch if progress.batch else progress.epoch - 1
         batch = f"-batch-{progress.batch:06d}" if progress.batch else ""
         name = f"{self._configuration.model}-epoch-{done:04d}{batch}.npz"
-        return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
+        return (self._folder or Path()) / name  # other ranks than 0 write nothing
 
-    def paths(self, folder: pathlib.Path | None = None) -> list[pathlib.Path]:
+    def paths(self, folder: Path | None = None) -> list[Path]:
         """Return the model's checkpoints in ``folder`` (default: the run's), oldest first."""
         folder, name = folder or self._folder, f"{self._configuration.model}-epoch-[0-9]*.npz"
         return sorted(folder.glob(name), key=_order) if folder else []
 
 
-def _order(path: pathlib.Path) -> tuple[int, str]:
+def _order(path: Path) -> tuple[int, str]:
     """Return a key that sorts checkpoints by the epoch and the batch in their names.
 
     >>> names = ["a-epoch-10000.npz", "a-epoch-9999.npz", "a-epoch-9999-batch-000120.npz"]
-    >>> [path.stem for path in sorted(map(pathlib.Path, names), key=_order)]
+    >>> [path.stem for path in sorted(map(Path, names), key=_order)]
     ['a-epoch-9999-batch-000120', 'a-epoch-9999', 'a-epoch-10000']
     """
     return len(path.stem.partition("-batch-")[0]), path.name
