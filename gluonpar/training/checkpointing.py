@@ -183,8 +183,8 @@ class Termination:
     is sent to, and so ends the job.
     """
 
-    # A request takes effect this many steps later. To learn of it sooner, every rank would wait for
-    # all others in each step. mpirun kills the ranks a quarter of a second after SIGTERM.
+    # A request in step n ends the run after step n + 2, since ranks learn of it while they compute.
+    # mpirun kills the ranks a quarter of a second after SIGTERM.
     _DELAY = 2
 
     def __init__(self, saves: bool) -> None:
