@@ -196,9 +196,7 @@ def _print(text: str, stream: TextIO) -> str:
         return ""
     except OSError as error:
         # Buffered text, and all that is printed on the stream later, goes nowhere.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise
         return error.strerror or str(error)
