@@ -56,7 +56,7 @@ def start(name: str, argv: Sequence[str], prog: str, model: str = "") -> int:
     def work() -> int:
         parser = options.parser(kind, prog)
         values = parser.parse_args(given)
-        if not options.OF_JOBS & {*os.environ}:
+        if not options.OF_JOBS & os.environ.keys():
             options.parse(kind, given, prog)
         if model and values.model != model:
             parser.error(f"--model must be {model} here; `gluonpar train` trains others")

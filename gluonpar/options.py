@@ -34,10 +34,8 @@ LEARNING_RATES = {"lenet": 0.2, "resnet18": 0.1}  # of the models, with SGD
 # For Gluon networks, each with its learning rate, if that is not the model's.
 OPTIMIZERS = {"sgd": None, "nag": None, "adam": 0.001, "lamb": 0.001, "rmsprop": 0.001}
 _WITH_MOMENTUM = ("sgd", "nag", "rmsprop")
-_MOST_SEED = 2**31 - 1
 _EPOCHS, _ALGORITHM = ("--epochs", "--num-epochs"), ("--algorithm", "--allreduce")
 _LARGEST = 3.4028234663852886e38  # float32
-_OF = ", ".join(COLLECTIVES)
 # Set by the launchers of a job, in which ranks check values together, and rank 0 prints the error.
 OF_JOBS = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}
 
@@ -276,7 +274,7 @@ gluonpar train --model resnet18 --save-dir out --resume
 """
     exit_codes = {
         0: "the training, or the dry run, is complete",
-        1: "an exception, with its traceback, such as that of a GPU that fails",
+        1: "an exception, with its traceback, such as after a GPU's failure",
         BAD_REQUEST: "the options are wrong or cannot be met",
         OUT_OF_MEMORY: "out of memory, on the host or a GPU",
         NOT_SAVED: "trained to the end, but a file or the output was not written",
@@ -288,20 +286,16 @@ gluonpar train --model resnet18 --save-dir out --resume
     batch_size: int = count(256, "samples per step, on all devices (%(default)s)", group="training")
     lr: float | None = option(None, "learning rate (0.2; resnet18 0.1, Adam 0.001)", positive=True)
     num_epochs: int = count(4, "passes over the training images (%(default)s)", flags=_EPOCHS)
-    gpus: tuple[int, ...] | None = option(
-        None, "use these GPUs, such as 0,2", "IDS", group="devices"
-    )
+    gpus: tuple[int, ...] | None = option(None, "the GPUs, such as 0,2", "IDS", group="devices")
     device: str = option("auto", "gpu, or cpu; auto: GPUs if there are any", choices=DEVICES)
-    weights: tuple[float, ...] | None = option(
-        None, "relative speeds of the devices", "W,W", positive=True
-    )
+    weights: tuple[float, ...] | None = option(None, "relative speeds", "W,W", positive=True)
     algorithm: str | None = option(None, "the all-reduce, such as ring", "NAME", flags=_ALGORITHM)
     model: str = option("lenet", "network (%(default)s)", choices=LEARNING_RATES, group="training")
     optimizer: str = option("sgd", "for Gluon models (%(default)s)", choices=OPTIMIZERS)
     momentum: float | None = option(None, "of SGD, NAG and RMSProp", least=0)
     wd: float = option(0.0, "weight decay (%(default)s)", least=0)
-    seed: int = option(0, "of initial parameters and order (%(default)s)", least=0, most=_MOST_SEED)
-    deterministic: bool = option(False, "repeat a seed's run bit for bit on GPUs, too; slower")
+    seed: int = option(0, "of initial parameters and order (%(default)s)", least=0, most=2**31 - 1)
+    deterministic: bool = option(False, "repeat a seed's run bit for bit also on GPUs; slower")
     early_stop: int | None = count(
         None, "hold out a tenth of the images; stop after N epochs without a higher accuracy"
     )
@@ -315,7 +309,7 @@ gluonpar train --model resnet18 --save-dir out --resume
     resume: str | None = option(
         None, "continue from this checkpoint, or the newest in this folder or --save-dir", "PATH"
     )
-    onnx: bool = option(False, "save each epoch's network in --save-dir as ONNX, too")
+    onnx: bool = option(False, "also save each epoch's network in --save-dir as ONNX")
     plot: str | None = option(None, "plot loss, test accuracy and images/s", "FILE.png")
     history: str | None = option(None, "write a row per epoch, to .csv or .jsonl", "FILE")
     profile: bool = option(False, "print where a step's time goes, in the first epoch")
@@ -336,6 +330,13 @@ gluonpar train --model resnet18 --save-dir out --resume
             raise ValueError(f"momentum must be left out with {self.optimizer}, which has none")
         if self.history is not None and not self.history.endswith((".csv", ".jsonl")):
             raise ValueError(f"history must end in .csv or .jsonl, got {self.history!r}")
+        if self.algorithm is not None:
+            from gluonpar.plans import ALGORITHMS  # here, because it imports NumPy
+
+            known = sorted({*ALGORITHMS, "host", "nccl"})  # these two have no plan
+            if self.algorithm not in known:
+                must = f"algorithm must be one of {', '.join(known)}"
+                raise ValueError(f"{must}, got {self.algorithm!r}")
         if self.save_dir is None:
             for name in ("save_every", "keep", "onnx"):
                 if getattr(self, name) != getattr(Configuration, name):
@@ -375,7 +376,9 @@ gluonpar bench --collective reduce_scatter
     factor: int = count(8, "ratio of one size to the one before (%(default)s)", least=2)
     num_gpus: int = count(2, "number of devices (%(default)s)", "K", least=2)
     dtype: str = option("float32", "of the arrays (%(default)s)", "DTYPE", choices=DTYPES)
-    collective: str = option("allreduce", f"to measure: {_OF}", "NAME", choices=COLLECTIVES)
+    collective: str = option(
+        "allreduce", f"to measure: {', '.join(COLLECTIVES)}", "NAME", choices=COLLECTIVES
+    )
     rounds: int = count(20, "samples (%(default)s)", flags=("--iters",))
     calls: int = count(1, "calls before each wait; a sample is one call's share (%(default)s)")
     warmup: int = count(5, "samples before that do not count (%(default)s)", least=0)

@@ -20,16 +20,16 @@ from gluonpar.plans import partition
 from gluonpar.runtime import devices, memory, threads
 from gluonpar.training import Console
 
-PEER, NUMPY = "mxnet device", "numpy"  # the others' times are divided by theirs
+PEER, NUMPY = "mxnet device", "numpy"  # the times of the others are divided by their times
 NUMPY_THREADS = min(2, threads.cores())
-NUMPY_MIN_BYTES = 4 << 20  # of one array; below, waking a thread costs more than it saves
+NUMPY_MIN_BYTES = 4 << 20  # for a smaller array waking a thread costs more than it saves
 NUMPY_BLOCK = 1 << 16  # elements: K blocks stay in a core's cache between the sum and the copies
 HEADINGS = ("candidate", "time us", "iqr us", "algbw", "busbw", "/ device", "/ numpy", "#wrong")
 WIDTHS = (-18, 10, 9, 7, 7, 8, 7, 6)
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Measure what ``argv`` asks for; return the exit code. ``prog`` is the name in messages."""
+    """Measure as the options ``argv`` say; return the exit code. ``prog`` is named in messages."""
     return harness.conduct(Bench, argv, prepare, measure, prog)
 
 
@@ -182,7 +182,7 @@ def sizes(min_bytes: int, max_bytes: int, factor: int, dtype: str) -> list[int]:
 def measure_size(
     names: Sequence[str], options: Bench, ctx: Sequence[mx.Context], size: int
 ) -> list[Result]:
-    """Return a result for each candidate, all on the same arrays of ``size`` elements."""
+    """Return a result for each candidate; all use the same arrays of ``size`` elements."""
     arrays = [mx.nd.zeros((size,), ctx=context, dtype=options.dtype) for context in ctx]
     candidates = [candidate(name, arrays, options) for name in names]
     wrong = count_wrong(candidates, arrays, options.collective)
@@ -198,7 +198,7 @@ def measure_size(
 def count_wrong(
     candidates: Sequence[Candidate], arrays: Sequence[mx.nd.NDArray], collective: str = "allreduce"
 ) -> dict[str, int]:
-    """Run each candidate once on random integers; return its wrong elements over all devices."""
+    """Run each candidate once on random integers; return its number of wrong elements, by name."""
     values, wrong = payload(len(arrays), arrays[0].size, np.dtype(arrays[0].dtype)), {}
     right = expected(collective, values)
     for each in candidates:
@@ -219,7 +219,7 @@ def payload(num_devices: int, size: int, dtype: np.dtype) -> list[np.ndarray]:
 
 
 def expected(collective: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return what the arrays ``values`` are after the collective, by NumPy."""
+    """Return, computed by NumPy, what the arrays ``values`` are after the collective."""
     after, size = [value.copy() for value in values], values[0].size
     adds, to_one = "reduce" in collective, collective.startswith("reduce")
     by_part = collective in ("reduce_scatter", "all_gather")  # part i belongs to device i

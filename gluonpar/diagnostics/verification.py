@@ -95,7 +95,7 @@ def _compare(trial: _Trial, ctx: list[mx.Context]) -> list[str]:
 
 
 def _on_one_device(trial: _Trial, ctx: list[mx.Context]) -> tuple[Arrays, str]:
-    """Compute on ``ctx[0]`` what all of ``ctx`` should; say so if it is not the whole batch.
+    """Return what all of ``ctx`` should compute, by ``ctx[0]``, and a note on how it was computed.
 
     Sets ``trial.training`` to False if the devices can be compared in prediction mode only.
     """
@@ -170,7 +170,7 @@ def check_replicas(of_params: dict[str, Sequence[mx.nd.NDArray]]) -> None:
 
 
 def repeated(compute: Callable[[], Arrays], subject: str) -> Arrays:
-    """Compute twice; raise VerificationError, with the names of arrays that differ, if any do."""
+    """Return ``compute()``; raise VerificationError, naming arrays, if two calls give others."""
     first, second = compute(), compute()
     different = [name for name in first if first[name].tobytes() != second[name].tobytes()]
     if different:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gluonpar.options import Configuration
     from gluonpar.training.checkpointing import ResumeError, Terminated
-    from gluonpar.training.console import Console
-    from gluonpar.training.history import Epoch, History
+    from gluonpar.training.history import Console, Epoch, History
     from gluonpar.training.run import Run, train
 
 __all__ = ["Configuration", "Console", "Epoch", "History", "ResumeError", "Run", "Terminated"]
@@ -21,6 +20,6 @@ __all__ += ["train"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gluonpar.training import run
+    from gluonpar.training import checkpointing, run
 
-    return getattr(run, name)
+    return getattr(checkpointing if name == "ResumeError" else run, name)

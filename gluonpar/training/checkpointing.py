@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import signal
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Iterator
 
 import numpy as np
@@ -23,6 +23,8 @@ from gluonpar.training.workloads import Workload
 # checkpoint has the second ones only if they are not the defaults.
 _FIXED = ("model", "batch_size", "seed", "dataset", "limit")
 _RULE = ("optimizer", "momentum", "wd")
+# The numbers of a Progress, with their types.
+_NUMBERS = {"epoch": int, "batch": int, "loss_sum": float, "seconds": float, "lr": float}
 
 
 @dataclass
@@ -55,9 +57,7 @@ class Checkpointer:
     missing, damaged or of another run, or if the folder has later checkpoints.
     """
 
-    def __init__(
-        self, configuration: Configuration, folder: pathlib.Path | None, data: Dataset
-    ) -> None:
+    def __init__(self, configuration: Configuration, folder: Path | None, data: Dataset) -> None:
         self._configuration, self._folder = configuration, folder
         self.saves = any(cluster.gather(folder is not None))
         self._identity = {
@@ -74,19 +74,25 @@ class Checkpointer:
             raise ResumeError(str(error)) from error
         self.resumed, self.progress = cluster.gather(found)[0]
 
-    def _find(self) -> tuple[pathlib.Path | None, Progress]:
+    def _find(self) -> tuple[Path | None, Progress]:
         """Return, on rank 0, the checkpoint to resume and its progress, after checking both."""
         path, progress = self._path_to_resume() if cluster.is_main() else None, Progress()
         if path:
             content = files.read(path)
             with files.loading(path):
-                progress, identity = _parse(npz_file.read(content)[0])
-            pairs = {
-                n: (identity.get(n), self._identity.get(n)) for n in {**self._identity, **identity}
-            }
-            differences = [f"{n} was {a} and is now {b}" for n, (a, b) in pairs.items() if a != b]
-            if differences:
-                raise ValueError(f"{path} is a checkpoint of another run: {'; '.join(differences)}")
+                notes = npz_file.read(content)[0]["notes"]
+                if not isinstance(notes, dict) or "run" not in notes:
+                    raise ValueError("it is not a checkpoint of a training run")
+                progress = Progress(**{name: kind(notes[name]) for name, kind in _NUMBERS.items()})
+                progress.history = [Epoch(**results) for results in notes["history"]]
+                identity = dict(notes["run"])
+            now = self._identity
+            names = [n for n in {**now, **identity} if identity.get(n) != now.get(n)]
+            if names:
+                what = "; ".join(
+                    f"{n} was {identity.get(n)} and is now {now.get(n)}" for n in names
+                )
+                raise ValueError(f"{path} is a checkpoint of another run: {what}")
         paths = self.paths()
         if paths and _order(paths[-1]) > _order(self.path(progress)):
             raise ValueError(
@@ -95,7 +101,7 @@ class Checkpointer:
             )
         return path, progress
 
-    def _path_to_resume(self) -> pathlib.Path | None:
+    def _path_to_resume(self) -> Path | None:
         """Return the checkpoint that ``resume`` names; None to start from the beginning.
 
         Raises ValueError for a folder without a checkpoint, unless it is ``save_dir``.
@@ -104,7 +110,7 @@ class Checkpointer:
         if not resume:
             return self.paths()[-1] if resume == "" and self.paths() else None
         if os.path.isdir(resume):
-            paths = self.paths(pathlib.Path(resume))
+            paths = self.paths(Path(resume))
             if not paths:
                 raise ValueError(f"resume={resume!r} is a folder that has no checkpoint of {model}")
             return paths[-1]
@@ -114,7 +120,7 @@ class Checkpointer:
                 "resume must be a checkpoint, NAME.npz, of a run with save_dir, or a folder that "
                 f"has one; {resume} {what}"
             )
-        return pathlib.Path(resume)
+        return Path(resume)
 
     def load(self, workload: Workload, shuffle: np.random.RandomState) -> None:
         """Load the checkpoint to resume, if any, into ``workload`` and ``shuffle``.
@@ -143,38 +149,27 @@ class Checkpointer:
         for old in self.paths()[: -self._configuration.keep]:
             old.unlink()
 
-    def path(self, progress: Progress) -> pathlib.Path:
+    def path(self, progress: Progress) -> Path:
         """Return the file for a checkpoint at ``progress``."""
         done = progress.epoch if progress.batch else progress.epoch - 1
         batch = f"-batch-{progress.batch:06d}" if progress.batch else ""
         name = f"{self._configuration.model}-epoch-{done:04d}{batch}.npz"
-        return (self._folder or pathlib.Path()) / name  # other ranks than 0 write nothing
+        return (self._folder or Path()) / name  # other ranks than 0 write nothing
 
-    def paths(self, folder: pathlib.Path | None = None) -> list[pathlib.Path]:
+    def paths(self, folder: Path | None = None) -> list[Path]:
         """Return the model's checkpoints in ``folder`` (default: the run's), oldest first."""
         folder, name = folder or self._folder, f"{self._configuration.model}-epoch-[0-9]*.npz"
         return sorted(folder.glob(name), key=_order) if folder else []
 
 
-def _order(path: pathlib.Path) -> tuple[int, str]:
+def _order(path: Path) -> tuple[int, str]:
     """Return a key that sorts checkpoints by the epoch and the batch in their names.
 
     >>> names = ["a-epoch-10000.npz", "a-epoch-9999.npz", "a-epoch-9999-batch-000120.npz"]
-    >>> [path.stem for path in sorted(map(pathlib.Path, names), key=_order)]
+    >>> [path.stem for path in sorted(map(Path, names), key=_order)]
     ['a-epoch-9999-batch-000120', 'a-epoch-9999', 'a-epoch-10000']
     """
     return len(path.stem.partition("-batch-")[0]), path.name
-
-
-def _parse(header: dict[str, Any]) -> tuple[Progress, dict[str, Any]]:
-    """Return a run's progress, and what identifies it, from the header of its checkpoint."""
-    notes = header["notes"]
-    if not isinstance(notes, dict) or "run" not in notes:
-        raise ValueError("it is not a checkpoint of a training run")
-    place, lr = (int(notes["epoch"]), int(notes["batch"])), float(notes["lr"])
-    sums = float(notes["loss_sum"]), float(notes["seconds"])
-    history = [Epoch(**results) for results in notes["history"]]
-    return Progress(*place, *sums, history, lr), dict(notes["run"])
 
 
 class Terminated(Exception):
@@ -188,8 +183,8 @@ class Termination:
     is sent to, and so ends the job.
     """
 
-    # A request takes effect this many steps later. To learn of it sooner, every rank would wait for
-    # all others in each step. mpirun kills the ranks a quarter of a second after SIGTERM.
+    # A request in step n ends the run after step n + 2, since ranks learn of it while they compute.
+    # mpirun kills the ranks a quarter of a second after SIGTERM.
     _DELAY = 2
 
     def __init__(self, saves: bool) -> None:

@@ -11,7 +11,7 @@ from gluonpar import cluster, metrics, options
 from gluonpar.install import memory_limits
 from gluonpar.runtime import interrupts
 from gluonpar.training.checkpointing import ResumeError, Terminated
-from gluonpar.training.console import Console
+from gluonpar.training.history import Console
 from gluonpar.training.run import Run
 
 NOTHING = "nothing was saved (--save-dir DIR saves checkpoints)"

@@ -7,7 +7,7 @@ import copy
 import io
 import time
 from collections import Counter
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -21,17 +21,18 @@ from gluonpar.runtime import devices, threads
 from gluonpar.sharding import share_of_batch
 from gluonpar.training import history, profiler, workloads
 from gluonpar.training.checkpointing import Checkpointer, Progress, Terminated, Termination
-from gluonpar.training.console import Console
 from gluonpar.training.data import dataset
-from gluonpar.training.history import Epoch, History
+from gluonpar.training.history import Console, Epoch, History
 from gluonpar.training.profiler import Profiler
 
 _MOST_UNREAD = 50  # batches between two reads of the loss, which are a tenth of an epoch if less
 _LEAST_MEMORY = 500 * memory_limits.MB  # with less MXNet crashes instead of raising an error
-# A higher mean loss of an epoch has diverged: chance level is 2.3. So has a larger parameter.
+# A run has diverged if an epoch's mean loss (chance level is 2.3) or a parameter is larger.
 MOST_LOSS, MOST_PARAMETER = 1e3, 1e5
 
-# Only rank 0 writes output; the values that its options have on the other ranks.
+OnEpoch = Optional[Callable[[Epoch], Any]]
+
+# Only rank 0 writes output. The values that these options have on the other ranks:
 _RANK_ZERO_ONLY = {"save_dir": None, "plot": None, "history": None, "profile": False}
 # Fields that may differ between ranks: machines have different devices and folders.
 _MAY_DIFFER = {*_RANK_ZERO_ONLY, "gpus", "num_gpus", "device", "data_dir"}
@@ -46,14 +47,10 @@ class Run:
     """
 
     def __init__(
-        self,
-        configuration: Configuration,
-        console: Console,
-        on_epoch: Callable[[Epoch], Any] | None = None,
+        self, configuration: Configuration, console: Console, on_epoch: OnEpoch = None
     ) -> None:
-        self.configuration = copy.copy(configuration)
+        self.configuration, self.console = copy.copy(configuration), console
         self.num_ranks = cluster.size()
-        self.console = console
         if not cluster.is_main():
             vars(self.configuration).update(_RANK_ZERO_ONLY)  # frozen, and checked as a whole
             self.console = Console(io.StringIO(), io.StringIO())
@@ -74,13 +71,15 @@ class Run:
 
     def _prepare(self) -> None:
         config = self.configuration
-        choice = devices.choose(config.num_gpus, config.gpus, config.device)
-        self.ctx = list(choice.ctx)
+        ctx, notice = devices.choose(config.num_gpus, config.gpus, config.device)
+        self.ctx = list(ctx)
         collectives.check_algorithm(config.algorithm, self.ctx)
         if config.weights is not None:
             partition.check_weights(config.weights, len(self.ctx))
-        # First, so that the other files may be in it.
-        self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        try:  # first, because the other files may be in this folder
+            self.save_dir = files.make_writable_folder(config.save_dir) if config.save_dir else None
+        except ValueError as error:
+            raise ValueError(f"save_dir must be a folder for files: {error}") from error
         for path in self.save_dir.glob(f"{config.model}-epoch-*") if self.save_dir else ():
             if not path.is_file():
                 raise ValueError(f"{path} is in the way of this run's files; give another save_dir")
@@ -103,8 +102,8 @@ class Run:
             num_bytes = _LEAST_MEMORY + batch_size * workloads.WORKLOADS[config.model].sample_bytes
             memory_limits.require(f"a step of {batch_size} samples", num_bytes)
         threads.share(self.ctx)
-        if choice.notice:
-            self.console.notice(choice.notice)
+        if notice:
+            self.console.notice(notice)
 
     def train(self) -> History:
         """Train to the last epoch; return the history.
@@ -180,8 +179,7 @@ class Run:
         watched = self.profiler if progress.epoch == 1 else None
         with watched or contextlib.nullcontext():
             for number, (X, y) in enumerate(batches, done + 1):
-                losses = self._step(number, X, y)
-                meter.add(losses, [arrays[0] for arrays in self.workload.copies])
+                meter.add(self._step(number, X, y), [copies[0] for copies in self.workload.copies])
                 if watched:
                     watched.step()
                 if number % interval == 0:
@@ -198,9 +196,7 @@ class Run:
         loss = self._read(meter)  # waits: the last update belongs to the epoch's time
         return time.perf_counter() - start, loss
 
-    def _batches(
-        self, shuffle: np.random.RandomState, first: int = 0
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _batches(self, shuffle: np.random.RandomState, first: int = 0) -> Iterator[tuple]:
         share = share_of_batch(len(self.ctx), self.configuration.weights)
         images, labels = self.data.train_images, self.data.train_labels
         return dataset.batches(images, labels, self.configuration.batch_size, shuffle, share, first)
@@ -230,12 +226,12 @@ class Run:
 
     def _callback_stops(self) -> bool:
         """Call ``on_epoch`` with the last epoch; return whether it ends the run, on some rank."""
-        np_shape, np_array = self.semantics
+        (np_shape, np_array), epoch = self.semantics, self.history.epochs[-1]
         with mx.util.np_shape(np_shape), mx.util.np_array(np_array):
-            stops = self.on_epoch is not None and bool(self.on_epoch(self.history.epochs[-1]))
+            stops = self.on_epoch is not None and bool(self.on_epoch(epoch))
         if not any(cluster.gather(stops)):
             return False
-        self.console.line(f"on_epoch ended the run after epoch {self.history.epochs[-1].epoch}")
+        self.console.line(f"on_epoch ended the run after epoch {epoch.epoch}")
         return True
 
     def _checkpoint_is_due(self, number: int) -> bool:
@@ -312,7 +308,7 @@ class Run:
         weights = config.weights and config.weights * num_ranks
         sizes = partition.sizes(largest_batch, len(self.ctx) * num_ranks, weights)
         shards = f"{' or '.join(map(str, sorted({*sizes})))} on each device"
-        if 0 in sizes:  # then none has more than one
+        if 0 in sizes:  # then no device has more than one
             those = f"each of {largest_batch} device{'s' * (largest_batch > 1)}"
             shards = f"1 on {those}, none on {sizes.count(0)}"
         elif weights:
@@ -350,7 +346,7 @@ def train(
     lr: float | None = None,
     num_epochs: int = 4,
     verbose: bool = True,
-    on_epoch: Callable[[Epoch], Any] | None = None,
+    on_epoch: OnEpoch = None,
     **options: Any,
 ) -> History:
     """Train LeNet on ``num_gpus`` devices by hand-written data parallelism; return the history.
@@ -359,12 +355,11 @@ def train(
     of :class:`Configuration`; ``model='resnet18'`` trains ResNet-18 with a :class:`Trainer`. Runs
     with the same seed and number of CPU devices end with the same bits; on GPUs they do with
     ``deterministic=True``, if no convolution of the same shape was computed before without it.
-    ``on_epoch(epoch)`` is called after every epoch with its :class:`~gluonpar.training.Epoch`, when
-    its files and checkpoint have been written, on every rank if there are several. If it returns a
-    true value on one of them, the run ends there as after its last epoch; an exception that it
-    raises reaches the caller.
-
     Prints what ``gluonpar train`` prints unless ``verbose`` is False.
+
+    ``on_epoch(epoch)`` is called on every rank after each epoch, when its files and checkpoint have
+    been written, with its :class:`~gluonpar.training.Epoch`. If it returns a true value on a rank,
+    the run ends as after its last epoch. An exception that it raises reaches the caller.
 
     Raises ValueError for values that are not allowed or cannot be met, TypeError for options that
     do not exist or values of another type, FileNotFoundError if the data are not found, and

@@ -34,13 +34,11 @@ class Dataset:
     def __post_init__(self) -> None:
         for part in ("train", "test"):
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
-            _check_counts(images, labels, f"{self.name}, {part} ({self.source})")
-            wrong = np.flatnonzero(~np.isin(labels, np.arange(NUM_CLASSES)))
-            if wrong.size:
-                raise ValueError(
-                    f"{self.name}, {part} ({self.source}): labels must be from 0 to "
-                    f"{NUM_CLASSES - 1}, got {labels[wrong[0]]} at image {wrong[0]}"
-                )
+            where = f"{self.name}, {part} ({self.source})"
+            _check_counts(images, labels, where)
+            for i in np.flatnonzero(~np.isin(labels, np.arange(NUM_CLASSES)))[:1]:
+                must = f"labels must be from 0 to {NUM_CLASSES - 1}"
+                raise ValueError(f"{where}: {must}, got {labels[i]} at image {i}")
 
     def checksums(self) -> list[int]:
         """Return the CRC-32 of images and labels, which detects other data, but not tampering."""
@@ -86,11 +84,11 @@ def load(
     else:
         (X, y, test_X, test_y), source = fashion_mnist.find(data_dir)
         dataset = Dataset(name, X[:, None], y, test_X[:, None], test_y, source)
-    X, y = dataset.train_images, dataset.train_labels
-    if limit is not None and not 1 <= limit <= len(X):
-        raise ValueError(f"limit must be from 1 to {len(X)}, the training images, got {limit}")
-    test_X, test_y = dataset.test_images[:limit], dataset.test_labels[:limit]
-    return Dataset(name, X[:limit], y[:limit], test_X, test_y, dataset.source)
+    count, kept = len(dataset.train_labels), dict(vars(dataset))
+    if limit is not None and not 1 <= limit <= count:
+        raise ValueError(f"limit must be from 1 to {count}, the training images, got {limit}")
+    kept.update({key: each[:limit] for key, each in kept.items() if isinstance(each, np.ndarray)})
+    return Dataset(**kept)
 
 
 def synthetic(seed: int = 0, num_train: int = 6000, num_test: int = 1000) -> Dataset:

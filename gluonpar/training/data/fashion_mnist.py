@@ -69,12 +69,11 @@ def find(data_dir: str | os.PathLike[str] | None = None) -> tuple[list[np.ndarra
         if not lacking:
             return read_folder(folder), f"{folder} ({description})"
         tried.append(f"{folder} ({description}): lacks {lacking}")
+    lines = "\n  - ".join(tried)
     raise FileNotFoundError(
-        "Fashion-MNIST was not found. Tried:\n"
-        + "".join(f"  - {line}\n" for line in tried)
-        + "Either put its four files into one folder and give that as data_dir, "
-        "or install Debian's package: apt-get install dataset-fashion-mnist. "
-        "For a run without real data: --dataset synthetic."
+        f"Fashion-MNIST was not found. Tried:\n  - {lines}\nEither put its four files "
+        "into one folder and give that as data_dir, or install Debian's package: apt-get install "
+        "dataset-fashion-mnist. For a run without real data: --dataset synthetic."
     )
 
 
@@ -90,9 +89,8 @@ def _download(folder: Path) -> list[str]:
     """
     import pooch  # here, because `import gluonpar` must cost no more than MXNet
 
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    progressbar = terminal and os.environ.get("TERM") != "dumb"
-    get, failed = pooch.HTTPDownloader(progressbar, timeout=TIMEOUT_SECONDS), []
+    shows = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    get, failed = pooch.HTTPDownloader(shows, timeout=TIMEOUT_SECONDS), []
     for mirror in MIRRORS:
         try:
             for stem in missing(folder):
