@@ -68,9 +68,7 @@ class Towers:
         self._forward = forward
         self._exchange = Exchange(self.ctx)
         check_draws_nothing(update, self._exchange.num_processes)
-        self._params: list[
-            gluon.Parameter
-        ] = []  # if variables is a Block: its own, but no constants
+        self._params: list[gluon.Parameter] = []  # a Block has some; constants are left out
         if isinstance(variables, gluon.Block):
             params = variables.collect_params().values()
             self._params = [p for p in params if not isinstance(p, gluon.Constant)]
@@ -150,8 +148,8 @@ class Towers:
             outputs.append(output if isinstance(output, dict) else {"loss": output})
             loss: Any = outputs[-1].get("loss")
             shape = (num_samples(batch),)
-            got = getattr(loss, "shape", sorted(outputs[-1]))
-            if got != shape:
+            if getattr(loss, "shape", None) != shape:
+                got = getattr(loss, "shape", sorted(outputs[-1]))
                 raise ValueError(
                     f"forward must return an output 'loss', one per sample, of shape {shape}, got "
                     f"{got} on {c}"

@@ -41,9 +41,9 @@ def read(content: bytes) -> tuple[str, dict[str, Any], dict]:
 class _Described:
     """What a pickle says of an object: the name of its class, the arguments, and the state."""
 
-    module = name = ""
-    args: tuple[Any, ...] = ()
-    state: Any = None
+    name: str
+    args: tuple[Any, ...]
+    state: Any
 
     def __new__(cls, *args: Any) -> _Described:
         self = object.__new__(cls)
@@ -67,7 +67,7 @@ class _Unpickler(pickle.Unpickler):
                 f"it refers to {module}.{name}, and reading it could run any code that is in it. "
                 "If you trust the file, pass trusted=True"
             )
-        return type("_Described", (_Described,), {"module": module, "name": name})
+        return type("_Described", (_Described,), {"name": name})
 
 
 def _value(part: Any) -> Any:
@@ -78,21 +78,19 @@ def _value(part: Any) -> Any:
         return {_value(key): _value(value) for key, value in part.items()}
     if not isinstance(part, _Described):
         return part
-    if (part.module, part.name) in _ARRAYS:
-        content = part.state["handle"]
-        if content is None:
-            return None
-        return memory.from_numpy(_array(content), mx.cpu()).as_nd_ndarray()
-    if part.module == "mxnet.lr_scheduler":
-        schedule = object.__new__(getattr(mx.lr_scheduler, part.name))
-        vars(schedule).update({name: _value(value) for name, value in part.state.items()})
-        return schedule
+    if part.name in ("NDArray", "ndarray"):  # NumPy's own arrays are made by _reconstruct
+        raw = part.state["handle"]
+        return None if raw is None else memory.from_numpy(_array(raw), mx.cpu()).as_nd_ndarray()
     if part.name == "scalar":
         dtype, content = part.args
         return np.frombuffer(content, _dtype(dtype))[0]
-    _, shape, dtype, is_fortran, content = part.state  # _reconstruct makes an array
-    flat = np.frombuffer(content, _dtype(dtype))
-    return (flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)).copy()
+    if part.name == "_reconstruct":
+        _, shape, dtype, is_fortran, content = part.state
+        flat = np.frombuffer(content, _dtype(dtype))
+        return (flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)).copy()
+    schedule = object.__new__(getattr(mx.lr_scheduler, part.name))
+    vars(schedule).update({name: _value(value) for name, value in part.state.items()})
+    return schedule
 
 
 def _dtype(described: _Described) -> np.dtype:

@@ -78,9 +78,7 @@ class FailureDetector:
         self._partners = range(1, comm.size) if comm.rank == 0 else [0]
         self._sent: dict[int, Any] = {}  # by rank: a request, which keeps its data alive
         self._watched = {rank: _Watched(self._place) for rank in (comm.rank, *self._partners)}
-        self._told: _Place | None = (
-            None  # where the latest line about late ranks said they are missing
-        )
+        self._told: _Place | None = None  # the collective for which late ranks were named last
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.failures", daemon=True)
         self._thread.start()

@@ -19,7 +19,7 @@ class Messages:
     """
 
     def __init__(self, mpi: Any, comm: Any, mpi_lock: threading.Lock) -> None:
-        self.rank, self.size = comm.rank, comm.size
+        self.size = comm.size
         self._mpi, self._comm, self._mpi_lock = mpi, comm, mpi_lock
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._to_send: collections.deque[bytes] = collections.deque()

@@ -62,13 +62,15 @@ def _allreduce_in_blocks(job: World, flat: np.ndarray) -> None:
     parts = np.array_split(flat, job.size)
     own, block = parts[job.rank], max(1, BLOCK_BYTES // flat.itemsize)
     received = np.empty(block, flat.dtype)
+    # For each step, the rank to send to and the rank to receive from.
+    pairs = [((job.rank + i) % job.size, (job.rank - i) % job.size) for i in range(1, job.size)]
     for start in range(0, max(part.size for part in parts), block):
         sums = own[start : start + block]
-        for to, source in _pairs(job):
+        for to, source in pairs:
             sent = parts[to][start : start + block]
             job.comm.Sendrecv(sent, to, 0, received[: sums.size], source, 0)
             np.add(sums, received[: sums.size], out=sums)
-    for to, source in _pairs(job):
+    for to, source in pairs:
         job.comm.Sendrecv(own, to, 0, parts[source], source, 0)
 
 
@@ -85,8 +87,3 @@ def _allreduce_in_parts(job: World, flat: np.ndarray, wire: np.dtype, op: str) -
     job.comm.Allgatherv(part.view(bits), [sent.view(bits), counts])
     if sent is not flat:
         np.copyto(flat, sent)
-
-
-def _pairs(job: World) -> list[tuple[int, int]]:
-    """Return for each step the rank to send to and the rank to receive from."""
-    return [((job.rank + i) % job.size, (job.rank - i) % job.size) for i in range(1, job.size)]

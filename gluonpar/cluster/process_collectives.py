@@ -220,7 +220,7 @@ def note(updates: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """
     job = world()
     if job is not None:
-        job.note(updates)
+        job.noted += updates
 
 
 def together(function: Callable[[], Any], name: str = "gather") -> Any:

@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from types import MappingProxyType
-from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping
+from typing import Any, Callable, ContextManager, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -81,7 +81,8 @@ class World:
         mpi, pkl5 = _started_mpi()
         comm, for_heartbeats, for_messages = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         os.environ[_TOLD] = "1"
-        self.mpi, self.mpi_lock, self._noted = mpi, threading.Lock(), Updates()
+        self.mpi, self.mpi_lock = mpi, threading.Lock()
+        self.noted = Updates()  # since the last collective
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.large_comm = pkl5.Intracomm(comm)  # it also sends picklable objects of more than 2 GiB
         host, allowed = socket.gethostname(), os.sched_getaffinity(0)
@@ -113,10 +114,6 @@ class World:
         self.messages.close(meet)
         self.detector.stop()
 
-    def note(self, updates: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Keep the names of what was updated, and by which numbers, for the next collective."""
-        self._noted += updates
-
     def meeting(
         self,
         call: str,
@@ -131,7 +128,7 @@ class World:
         ``has_changed`` some of ``arrays``, the same bits in these. Ends the job if only some ranks
         are at the end of their programs.
         """
-        noted, self._noted = self._noted, Updates()
+        noted, self.noted = self.noted, Updates()
         own = {_COLLECTIVE: call, **facts, UPDATES: noted}
 
         def bits() -> Facts:
