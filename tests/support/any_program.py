@@ -622,6 +622,7 @@ OPTIMIZERS = {
 }
 SOME = st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True)  # of three devices
 HALF = st.lists(st.integers(0, 1), min_size=1, max_size=2, unique=True)  # of two parameters
+NETS = st.integers(0, 2)  # models that are, or are parts of, one network
 BESIDE = (
     *[(st.just("backward"), st.tuples(SOME, HALF, st.integers(1, 2), st.booleans()))] * 2,
     (st.just("share"), st.tuples(SOME, HALF)),
@@ -746,8 +747,9 @@ def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False)
         events += [event("beside", *each) for each in BESIDE]
     if may_skip:
         events.append(event("backward", *batch))  # and no step
-        recorded = st.tuples(size, st.integers(0, 3), number)
-        events.append(event("train_recorded", trainer, recorded, recorded, st.booleans()))
+        recorded, of_other = (st.tuples(size, models, number) for models in (NETS, st.just(3)))
+        events.append(event("train_recorded", trainer, recorded, recorded, st.just(False)))
+        events.append(event("train_recorded", trainer, recorded, of_other, st.just(True)))
         events.append(event("two_losses", trainer, size, hows, st.integers(1, 2), number, order))
     if cluster.size() == 1:
         events.append(event("resume", trainer))
