@@ -71,3 +71,9 @@ def test_passes(rows):
     assert all(
         seconds > 0 for row in measured for pair in row["seconds"].values() for seconds in pair
     )
+
+
+def test_growth(rows):
+    measured = rows("growth", "--doors", "new networks static,hybridize again")
+    assert len(measured) == 4
+    assert all(len(figures) == 3 for row in measured for figures in row["parts"])
