@@ -40,17 +40,41 @@ def on_host(ctx: Sequence[mx.Context]) -> bool:
     return not refusal(ctx)
 
 
-def prepare(
+def prepare(lists: Lists, op: str) -> Callable[[Lists], None]:
+    """Return a function that does :func:`allreduce` to these lists, which it is given, again.
+
+    It keeps no array alive, but views of their memory, which it makes anew where that has moved.
+    """
+    push, tasks_of, num_bytes = _sum(lists, op)
+    memory_now = memory.memory_of([array for data in lists for array in data])
+    tasks: list[threads.Task] = []
+    memory_then: list[bytes] = []
+
+    def push_sum(lists: Lists) -> None:
+        lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
+
+        def work() -> None:
+            if memory_now() != memory_then:
+                tasks[:] = tasks_of(lists)
+                memory_then[:] = memory_now()  # to make a view may allocate it
+            threads.run(tasks, num_bytes)
+
+        push(work)
+
+    return push_sum
+
+
+def _sum(
     lists: Lists,
     op: str,
     sources: Sequence[int] | None = None,
     targets: Sequence[int] | None = None,
-) -> Callable[[Lists], None]:
-    """Return a function that pushes one operator, which combines the arrays of each of these lists.
+) -> tuple[Callable, Callable[[Lists], list[threads.Task]], int]:
+    """Return what pushes an operator on the arrays, the tasks that combine them, and their bytes.
 
     ``sources`` are positions of arrays in a list. These arrays are combined, in this order, into
     the first of them, which is copied to ``targets``. By default all arrays are combined, and the
-    result is copied to all. The function keeps no array alive: it is given them.
+    result is copied to all.
     """
     devices = range(len(lists[0]))
     sources = devices if sources is None else sources
@@ -61,34 +85,34 @@ def prepare(
     how: dict[str, Any] = {"name": "gluonpar.host", **threads.place(num_bytes)}
     push = engine.prepare(memory.context(arrays[0]), writes=arrays, **how)
 
-    def push_sum(lists: Lists) -> None:
-        lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
+    def tasks_of(lists: Lists) -> list[threads.Task]:
+        return [(combine, [each[i] for i in positions]) for each in map(memory.views, lists)]
 
-        def work() -> None:
-            views = map(memory.views, lists)
-            threads.run([(combine, [each[i] for i in positions]) for each in views], num_bytes)
+    return push, tasks_of, num_bytes
 
-        push(work)
 
-    return push_sum
+def _push_sum(lists: Lists, op: str, *positions: Sequence[int]) -> None:
+    push, tasks_of, num_bytes = _sum(lists, op, *positions)
+    lists = [tuple(data) for data in lists]  # the caller may change its own before it runs
+    push(lambda: threads.run(tasks_of(lists), num_bytes))
 
 
 def reduce(lists: Lists, root: int, op: str) -> None:
     """Sum the arrays of each list into the array on device ``root``, which is the first summand."""
     k = len(lists[0])
-    prepare(lists, op, [(root + i) % k for i in range(k)], [])(lists)
+    _push_sum(lists, op, [(root + i) % k for i in range(k)], [])
 
 
 def broadcast(lists: Lists, root: int) -> None:
     """Copy each list's array of device ``root`` to the others."""
     others = [i for i in range(len(lists[0])) if i != root]
-    prepare(lists, "sum", [root], others)(lists)
+    _push_sum(lists, "sum", [root], others)
 
 
 @register_executor("host", refusal=refusal, prepare=prepare, reduce=reduce, broadcast=broadcast)
 def allreduce(lists: Lists, op: str) -> None:
     """Sum the arrays of CPU contexts in memory, block by block, with several threads if large."""
-    prepare(lists, op)(lists)
+    _push_sum(lists, op)
 
 
 def _combine(num_sources: int, op: str, *arrays: np.ndarray) -> None:

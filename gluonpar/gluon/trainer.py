@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import numbers
 import os
 import types
@@ -19,6 +20,7 @@ from gluonpar.collectives import Exchange, in_buckets
 from gluonpar.gluon import clipping, consistency, update
 from gluonpar.gluon.kvstore import GluonPar, is_ours
 from gluonpar.gluon.sharded_step import Step, are_finite
+from gluonpar.models import channels
 from gluonpar.replicas import ParamBucket
 from gluonpar.runtime import interrupts, memory, private_fields
 
@@ -60,6 +62,9 @@ class Trainer(gluon.Trainer):
     :meth:`update`, which may follow it, updates by the first device's sums. A bucket has at most
     ``bucket_bytes`` on a device (None: 4 MiB), or one larger parameter. The first step begins with
     a broadcast of the first device's parameters and running statistics, as in ``gluon.Trainer``.
+
+    The first step logs, for ``logging.getLogger("gluonpar")`` at INFO, which convolutions have
+    numbers of channels that are slow on CPU contexts (:mod:`gluonpar.models.channels`).
 
     With several processes (:mod:`gluonpar.cluster`) the sum is over all devices of all processes,
     and ``batch_size`` is the number of samples in it. All processes must pass the same parameters,
@@ -327,6 +332,7 @@ class Trainer(gluon.Trainer):
         is_first, self._contexts = self.__step is None, self._check_contexts()
         if is_first:
             self.__identity.check()
+            _log_slow_convolutions(self._params, self._contexts)
         first: Any = self._updaters[0]
         self._updaters = [first, *update.followers(self._params, self._contexts)]
         exchange = Exchange(self._contexts, **self.__options)
@@ -379,3 +385,13 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
                 "updates on the devices, has compression='fp16', and trains in several processes "
                 "if mpirun starts them (docs/cluster.md); for others use gluon.Trainer"
             )
+
+
+def _log_slow_convolutions(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> None:
+    slow = channels.slow({param.name: param.shape for param in params})
+    if slow and any(c.device_type == "cpu" for c in ctx):
+        logging.getLogger("gluonpar").info(
+            "on CPUs no vector kernel computes these convolutions, whose channels are no multiples "
+            "of 8; such channels make a step of LeNet 1.5 times as long (docs/performance.md): %s",
+            ", ".join(f"{name} ({numbers})" for name, numbers in slow.items()),
+        )

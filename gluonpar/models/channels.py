@@ -10,6 +10,7 @@ that pads its arrays here, before its operators, computes the same in less time
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Mapping
 
 import mxnet as mx
 
@@ -47,3 +48,20 @@ def pad(F: ModuleType, array: mx.nd.NDArray | mx.sym.Symbol, *more: int) -> mx.n
             zeros = F.zeros_like(F.slice_axis(array, axis=axis, begin=0, end=1))
             array = F.concat(array, F.broadcast_axis(zeros, axis=axis, size=size), dim=axis)
     return array
+
+
+def slow(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Return, by name, the channels of convolutions that no vector kernel computes on CPUs.
+
+    ``shapes`` are of parameters; of a convolution's weight (outputs, inputs, kernel ...). Its
+    outputs, or more than 3 inputs, are no multiple of 8.
+
+    >>> slow({"a": (16, 6, 5, 5), "b": (32, 3, 3, 3), "c": (10, 84)})
+    {'a': '6 to 16 channels'}
+    """
+    convolutions = {name: shape for name, shape in shapes.items() if len(shape) > 2}
+    return {
+        name: f"{inputs} to {outputs} channels"
+        for name, (outputs, inputs, *_) in convolutions.items()
+        if outputs % 8 or (inputs > INPUTS and inputs % 8)
+    }

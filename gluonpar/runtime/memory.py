@@ -16,7 +16,7 @@ import math
 import struct
 import threading
 import zlib
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -264,6 +264,16 @@ def views(arrays: Sequence[mx.nd.NDArray]) -> list[np.ndarray]:
         start = address(array) if of_onednn or unallocated else start + fields[6]
         flat.append(_elements(start, size, dtype))
     return flat
+
+
+def memory_of(arrays: Sequence[mx.nd.NDArray]) -> Callable[[], list[bytes]]:
+    """Return a function that reads where the arrays' chunks have their memory now.
+
+    While it returns the same, :func:`views` of the arrays are the same. It keeps no array alive,
+    and must be called only while they are.
+    """
+    chunks = [_CHUNK_BYTES.from_address(chunk(array)) for array in arrays]
+    return lambda: [each.raw for each in chunks]
 
 
 def checksum(array: mx.nd.NDArray) -> int:

@@ -71,3 +71,15 @@ def test_passes(rows):
     assert all(
         seconds > 0 for row in measured for pair in row["seconds"].values() for seconds in pair
     )
+
+
+def test_growth(rows):
+    measured = rows("growth", "--doors", "new networks static,hybridize again")
+    assert len(measured) == 4
+    assert all(len(figures) == 3 for row in measured for figures in row["parts"])
+
+
+def test_lenet_kernels(rows):
+    measured = rows("training.lenet_kernels", "--warmup", "0")
+    names = ["the book's", "1, 24, 56", "3, 24, 56", "1, 32, 64", "3, 32, 64"]
+    assert [row["name"] for row in measured] == names

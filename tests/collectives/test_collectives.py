@@ -1,5 +1,6 @@
 """Laws of every collective: the exact sum, the same bits everywhere, in place, in order."""
 
+import functools
 import gc
 import threading
 import tracemalloc
@@ -207,6 +208,27 @@ def test_arrays_in_one_of_onednns_layouts(algorithm):
     )
     gluonpar.allreduce(data, algorithm)
     assert_everywhere(data, again[0].asnumpy() + again[1].asnumpy())
+
+
+@pytest.mark.cpu("views of memory are of CPU contexts")
+def test_a_known_list_is_summed_where_its_memory_is_when_that_is_due():
+    """A convolution, which leaves one array in another layout, runs only after the call."""
+    data = [mx.nd.zeros((2, 32, 14, 14), ctx=device(i)) for i in range(2)]
+    X = mx.nd.random.uniform(shape=(2, 3, 16, 16), ctx=device(0))
+    W = mx.nd.random.uniform(shape=(32, 3, 3, 3), ctx=device(0))
+    convolve = functools.partial(mx.nd.Convolution, kernel=(3, 3), num_filter=32, no_bias=True)
+    for _ in range(2):
+        gluonpar.allreduce(data)
+    data[1][:] = mx.nd.random.uniform(shape=data[1].shape, ctx=device(1))
+    want = convolve(X, W, None).asnumpy() + data[1].asnumpy()
+    called = threading.Event()
+    engine.push(called.wait, device(0), writes=[X])
+    try:
+        convolve(X, W, None, out=data[0])
+        gluonpar.allreduce(data)
+    finally:
+        called.set()
+    assert_everywhere(data, want)
 
 
 @pytest.fixture(params=["host", "hops"])

@@ -219,3 +219,24 @@ def test_any_number_of_weights_may_be_updated_together():
         for number in ("4", "200")
     )
     assert many == few and many.count("{") == 2
+
+
+@pytest.mark.cpu("the kernels of GPUs need no such channels")
+def test_the_first_step_names_convolutions_whose_channels_are_no_multiples_of_8(caplog):
+    """LeNet-5's 6 and 16 channels, and beside them some that vector kernels take."""
+    net = nn.HybridSequential()
+    for inputs, outputs in ((3, 8), (8, 16), (16, 6), (6, 16)):
+        net.add(nn.Conv2D(outputs, 3, in_channels=inputs))
+    net.add(nn.Dense(3, in_units=16 * 4 * 4))
+    net.initialize(ctx=device())
+    trainer = Trainer(net.collect_params(), "sgd")
+    with caplog.at_level("INFO", "gluonpar"):
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = net(mx.nd.ones((1, 3, 12, 12), ctx=device()))
+            loss.backward()
+            trainer.step(1)
+    [line] = [record.getMessage() for record in caplog.records]
+    named = [layer.weight.name in line for layer in net]
+    assert named == [False, False, True, True, False]
+    assert "16 to 6" in line and "6 to 16" in line

@@ -133,6 +133,31 @@ def test_nothing_is_kept_of_copies_of_parameters_that_are_dropped():
     assert after - before < 5_000  # of 3,000 copies
 
 
+GRAPHS = """
+net = gluon.nn.HybridSequential()
+for _ in range(75):
+    net.add(gluon.nn.Dense(1, in_units=1))
+net.initialize()
+for _ in range(2):
+    for _ in range(work):
+        net.hybridize(static_alloc=True, static_shape=True)
+        net(mx.nd.ones((1, 1))).wait_to_read()
+    gc.collect()
+    print(resident())
+"""
+RESIDENT = """
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4
+"""
+
+
+def test_nothing_is_kept_of_a_networks_graphs_that_are_made_again():
+    """Text of a graph, which MXNet's tojson() would keep, is 50 KB in this network."""
+    before, after = map(int, run_python(BEFORE + RESIDENT + GRAPHS, "100").split())
+    assert after - before < 2_000  # KB, of 100 graphs
+
+
 # On context 0 a function waits, and 100 sums wait for it; then there is a sum on context 1. What is
 # ready there runs in the order of pushing, so after two more functions the sum has been computed,
 # unless it waits for a workspace.
