@@ -19,6 +19,7 @@ import functools
 import math
 import os
 import threading
+import warnings
 from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import mxnet as mx
@@ -34,6 +35,9 @@ lock = threading.RLock()  # not held during a pass
 # By the name of an array with a gradient, what is told of passes; see own().
 owners: dict[str, tuple[Any, int]] = {}
 _MOST_RECORDINGS = 2048  # that are kept, in one or two megabytes
+_MOST_ENDED = 8  # threads that may call backward and end before a warning
+_num_ended = 0
+_passing: list[threading.Thread] = []  # that have called backward, and had not ended then
 # What is called with what a pass will write, if there is something, and the handles of its heads;
 # and its result after the pass.
 observers: list[Callable[[Sequence[Written], Sequence[int]], Callable[[], None]]] = []
@@ -56,6 +60,7 @@ class _Thread(threading.local):
     joint: Recording | None = None  # of all passes, whatever their heads were recorded in
     round: Any = None  # in which tasks call this thread; it is told when a pass begins
     depth = 0  # number of autograd's scopes that have not been left
+    has_passed = False  # whether it has called backward
 
     def __init__(self) -> None:
         self.program = threading.get_ident()  # for a device's thread: the thread that called it
@@ -149,6 +154,8 @@ def _watched_pass(*arguments: Any) -> int:
     num_heads, heads, _, num_variables = arguments[:4]
     if this_thread.round:
         this_thread.round.begin_pass()
+    if not this_thread.has_passed:
+        _note_thread()
     if _number(num_variables):  # autograd.grad, which writes other arrays
         return _backward(*arguments)
     with interrupts.held():
@@ -161,6 +168,25 @@ def _watched_pass(*arguments: Any) -> int:
         finally:
             for end_pass in ends:
                 end_pass()
+
+
+def _note_thread() -> None:
+    """Count threads that have called backward and ended; warn once, if they are many."""
+    global _num_ended
+    this_thread.has_passed = True
+    with lock:
+        ended, before = [each for each in _passing if not each.is_alive()], _num_ended
+        _passing[:] = [*({*_passing} - {*ended}), threading.current_thread()]
+        _num_ended += len(ended)
+    if before <= _MOST_ENDED < _num_ended:
+        warnings.warn(
+            f"{_num_ended} threads have called backward and ended. MXNet gives each thread a "
+            "random generator that starts from seed 0, whatever mx.random.seed was given, and is "
+            "never freed: all threads have drawn the same dropout masks, and 5 MB are kept for "
+            "each. Call gluonpar.run_tasks instead, or keep the threads for all batches",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 @functools.wraps(_attach)
@@ -218,3 +244,4 @@ def _mark() -> int:
 # not kept.
 _recordings = [(-1, Recording())]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+os.register_at_fork(after_in_child=_passing.clear)  # a child has none of its parent's threads
