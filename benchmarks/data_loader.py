@@ -45,7 +45,7 @@ def main() -> None:
         "a transform": samples.transform(same),
         "a transform that draws": samples.transform(drawn),
     }
-    print(harness.machine())
+    print(*(f"{name}: {value}" for name, value in harness.machine().items()), sep="\n")
     for workers in map(int, args.workers.split(",")):
         for name, dataset in datasets.items():
             loaders = [

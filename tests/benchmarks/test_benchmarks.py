@@ -71,3 +71,10 @@ def test_passes(rows):
     assert all(
         seconds > 0 for row in measured for pair in row["seconds"].values() for seconds in pair
     )
+
+
+def test_data_loader():
+    few = ("--samples", "64", "--batch-size", "16", "--rounds", "1")
+    done = end("-m", "benchmarks.data_loader", *few, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if "difference" in line]) == 6
