@@ -9,9 +9,7 @@ examples/several_processes.py.
 """
 
 import argparse
-import operator
 import pathlib
-import random
 
 import gluonpar
 from gluonpar.metrics import LossMeter, accuracy
@@ -25,37 +23,13 @@ from mxnet.gluon import nn
 from mxnet.gluon.data.vision import transforms
 
 
-class Batches(gluon.data.Dataset):
-    """Whole batches, shuffled and augmented; the item (seed, indices) depends on nothing else."""
-
-    def __init__(self, images, labels):
-        self.images, self.labels = images, labels
-        self.augment = transforms.Compose(
-            [transforms.RandomResizedCrop(28, scale=(0.8, 1.0)), transforms.RandomFlipLeftRight()]
-        )
-
-    def __getitem__(self, item):
-        seed, indices = item
-        random.seed(seed)  # RandomResizedCrop draws from Python's generator,
-        mx.random.seed(seed)  # RandomFlipLeftRight from MXNet's
-        images = [self.augment(mx.nd.array(self.images[i], dtype="uint8")) for i in indices]
-        return mx.nd.stack(*images), self.labels[indices]
+CROP = transforms.RandomResizedCrop(28, scale=(0.8, 1.0))  # draws from Python's random
 
 
-class Shuffled:
-    """The items of one epoch, one in each list: the DataLoader's batch sampler."""
-
-    def __init__(self, num_samples, batch_size, seed):
-        self.num_samples, self.batch_size, self.seed, self.epoch = num_samples, batch_size, seed, 0
-
-    def __len__(self):
-        return -(-self.num_samples // self.batch_size)  # the last batch may be smaller
-
-    def __iter__(self):
-        rng = np.random.RandomState([self.seed, self.epoch])
-        order = rng.permutation(self.num_samples)
-        for start in range(0, self.num_samples, self.batch_size):
-            yield [(int(rng.randint(2**31)), order[start : start + self.batch_size])]
+def augment(image):
+    """Return a part of an image (height, width, channels), half of them mirrored."""
+    image = CROP(mx.nd.array(image, dtype="uint8"))
+    return mx.nd.flip(image, axis=1) if np.random.rand() < 0.5 else image
 
 
 def network():
@@ -142,20 +116,16 @@ def train(args):
     ctx, data = args.ctx, dataset.load(args.dataset, limit=args.limit)
     images, test_images = (x.transpose(0, 2, 3, 1) for x in (data.train_images, data.test_images))
 
-    sampler = Shuffled(len(images), args.batch_size, args.seed)
-    loader = gluon.data.DataLoader(
-        Batches(images, data.train_labels),
-        batch_sampler=sampler,
-        batchify_fn=operator.itemgetter(0),  # an item is a batch already
-        num_workers=args.num_workers,
-    )
+    samples = gluon.data.ArrayDataset(images, data.train_labels).transform_first(augment)
+    how = {"shuffle": True, "num_workers": args.num_workers}
+    loader = gluonpar.DataLoader(samples, args.batch_size, **how)
 
     mx.random.seed(args.seed)
     net = network()
     net.initialize(mx.init.Xavier(), ctx=ctx)
     net.hybridize(static_alloc=True)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()  # one number per sample
-    num_steps = args.epochs * len(sampler)
+    num_steps = args.epochs * len(loader)
     schedule = mx.lr_scheduler.CosineScheduler(
         num_steps, base_lr=args.lr, warmup_steps=num_steps // 10
     )
@@ -163,10 +133,10 @@ def train(args):
     sums = SUMS[args.sums](net, options, schedule, ctx)
 
     if args.resume:
-        sums.load(args.save_dir / f"epoch-{args.resume}", args.resume * len(sampler))
+        sums.load(args.save_dir / f"epoch-{args.resume}", args.resume * len(loader))
 
     for epoch in range(args.resume + 1, args.epochs + 1):
-        sampler.epoch = epoch
+        np.random.seed([args.seed, epoch])  # for the order, and for what samples draw
         mx.random.seed(args.seed + epoch)  # for layers that draw, such as Dropout
         meter = LossMeter()
         for X, y in loader:

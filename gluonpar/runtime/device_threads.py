@@ -96,6 +96,11 @@ def _seed_apart(seed: int, ctx: mx.Context | None = None) -> int:
     return failed or (_seed_context(ctypes.c_int(seed + cpu * _CPU_STRIDE), 1, 0) if cpu else 0)
 
 
+def seed_this(seed: int) -> None:
+    """Seed the generators of the calling thread, and no others."""
+    _seed_all(ctypes.c_int(seed))
+
+
 def number_from(numbers: Callable[[], tuple[int, int]]) -> None:
     """Seed the devices by their numbers among all ranks' devices, now and at each ``seed(value)``.
 

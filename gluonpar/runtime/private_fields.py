@@ -144,6 +144,22 @@ def count_updates(
     return dict(zip(indices, zip(optimizer._get_lrs(indices), optimizer._get_wds(indices))))
 
 
+def runs_own_code(dataset: Any) -> bool:
+    """Return whether loading a sample calls code of a program: a transform, or a class of its own.
+
+    Arrays, lists and MXNet's own datasets without a transform call none.
+    """
+    if type(dataset).__module__.partition(".")[0] not in ("builtins", "numpy", "mxnet"):
+        return True
+    fields = getattr(dataset, "__dict__", {})
+    if any(fields.get(name) is not None for name in ("_transform", "_fn")):
+        return True
+    reads = [fields.get("_data"), fields.get("_dataset")]
+    if isinstance(dataset, gluon.data.ArrayDataset):
+        reads = fields["_data"]
+    return any(runs_own_code(each) for each in reads if each is not None)
+
+
 def onnx_graph() -> type:
     """Return MXNet's class that makes ONNX graphs; imports ``onnx``."""
     from mxnet.onnx.mx2onnx._export_onnx import MXNetGraph

@@ -26,6 +26,7 @@ import functools
 import math
 import os
 import threading
+import warnings
 from typing import Any, Callable, Iterator, Sequence, Tuple
 
 import mxnet as mx
@@ -40,6 +41,9 @@ Written = Tuple["Recording", Any, int]
 lock = threading.RLock()  # not held during a pass
 owners: dict[str, tuple[Any, int]] = {}  # by the name of an array with a gradient; see own()
 _MOST_RECORDINGS = 2048  # this many are kept, in one or two megabytes
+_MOST_ENDED = 8  # threads that may call backward and end before a warning
+_num_ended = 0
+_passing: list[threading.Thread] = []  # that have called backward, and had not ended then
 # Functions called before a pass that writes something, with what it writes and the handles of its
 # heads. They return a function that is called after the pass.
 observers: list[Callable[[Sequence[Written], Sequence[int]], Callable[[], None]]] = []
@@ -59,11 +63,10 @@ class Recording:
 
 class _Thread(threading.local):
     recording: Recording | None = None  # the one that has not ended
-    joint: Recording | None = (
-        None  # the one that all passes count as, whatever computed their heads
-    )
+    joint: Recording | None = None  # what all passes count as, whatever computed their heads
     round: Any = None  # the round of tasks that calls this thread; it is told when a pass begins
     depth = 0  # number of autograd's scopes that have not been left
+    has_passed = False  # whether it has called backward
 
     def __init__(self) -> None:
         self.program = threading.get_ident()  # in a device's thread, the thread that called it
@@ -160,6 +163,8 @@ def _watched_pass(*arguments: Any) -> int:
     num_heads, heads, _, num_variables = arguments[:4]
     if this_thread.round:
         this_thread.round.begin_pass()
+    if not this_thread.has_passed:
+        _note_thread()
     if _number(num_variables):  # it is autograd.grad, which writes other arrays
         return _backward(*arguments)
     with interrupts.held():
@@ -172,6 +177,25 @@ def _watched_pass(*arguments: Any) -> int:
         finally:
             for end_pass in ends:
                 end_pass()
+
+
+def _note_thread() -> None:
+    """Count threads that have called backward and ended; warn once, if they are many."""
+    global _num_ended
+    this_thread.has_passed = True
+    with lock:
+        ended, before = [each for each in _passing if not each.is_alive()], _num_ended
+        _passing[:] = [*({*_passing} - {*ended}), threading.current_thread()]
+        _num_ended += len(ended)
+    if before <= _MOST_ENDED < _num_ended:
+        warnings.warn(
+            f"{_num_ended} threads have called backward and ended. MXNet gives each thread a "
+            "random generator that starts from seed 0, whatever mx.random.seed was given, and is "
+            "never freed: all threads have drawn the same dropout masks, and 5 MB are kept for "
+            "each. Call gluonpar.run_tasks instead, or keep the threads for all batches",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 @functools.wraps(_attach)
@@ -229,3 +253,4 @@ def _mark() -> int:
 # recordings that are not kept.
 _recordings = [(-1, Recording())]
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+os.register_at_fork(after_in_child=_passing.clear)  # a child has none of its parent's threads

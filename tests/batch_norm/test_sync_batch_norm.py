@@ -603,3 +603,19 @@ def test_values_are_added_in_the_order_of_the_devices_not_of_arrival():
             device_sums.add(key, device(i), value, lambda *ending: ended.append(ending))
         assert ended == [(0, "")] * 3
         ended.clear()
+
+
+def test_the_operator_adds_where_a_gradient_accumulates():
+    """No network asks for it, as a sum comes before the operator; a symbol of one's own may."""
+    sums, shape, running = mx.nd.array([6, 9]), mx.nd.array([3, 2, 1]), mx.nd.zeros((2,))
+    sums.attach_grad("add")
+    how = {"key": "of a symbol", "name_of_layer": "its_layer", "num_devices": 1, "momentum": 0.9}
+    for number in (1, 2):
+        with autograd.record():
+            mean = mx.nd.Custom(
+                *(sums, shape, running), op_type="gluonpar_mean_over_devices",
+                **how, frozen=0, variance=0,
+            )  # fmt: skip
+        mean.backward(mx.nd.array([3, 12]))
+        assert mean.asnumpy().tolist() == [2, 3]
+        assert sums.grad.asnumpy().tolist() == [number, 4 * number]

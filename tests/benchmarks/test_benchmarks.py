@@ -83,3 +83,10 @@ def test_lenet_kernels(rows):
     measured = rows("training.lenet_kernels", "--warmup", "0")
     names = ["the book's", "1, 24, 56", "3, 24, 56", "1, 32, 64", "3, 32, 64"]
     assert [row["name"] for row in measured] == names
+
+
+def test_data_loader():
+    few = ("--samples", "64", "--batch-size", "16", "--rounds", "1")
+    done = end("-m", "benchmarks.data_loader", *few, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if "difference" in line]) == 6

@@ -313,6 +313,24 @@ def test_of_two_schedules_that_differ_the_saved_one_goes_on_with_a_warning(saved
         assert steps(*loaded, 3) == steps(*goes_on, 3)
 
 
+def test_a_kept_schedule_is_called_for_the_updates_that_were_made_and_no_others(tmp_path):
+    class Notes(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            self.numbers = [*getattr(self, "numbers", []), num_update]
+            return 0.1
+
+    params, schedule = weights([[1.0]], 2), Notes()
+    trainer = Trainer(params, "sgd", {"lr_scheduler": factor()})
+    steps(params, trainer, 3)
+    trainer.save_states(tmp_path / "states")
+    other = Trainer(params, "sgd", {"lr_scheduler": schedule})
+    schedule.numbers = []
+    other.load_states(tmp_path / "states", keep_schedule=True)
+    assert {*schedule.numbers} == {0, 1, 2, 3}
+    steps(params, other, 1)
+    assert schedule.numbers[-1] == max(schedule.numbers) == 4
+
+
 def test_a_trainer_that_goes_back_to_its_own_states_has_the_same_schedule(tmp_path):
     params = weights([[1.0]], 2)
     trainer = Trainer(params, "sgd", {"lr_scheduler": factor()})

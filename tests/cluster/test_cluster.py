@@ -227,9 +227,11 @@ def test_a_rank_that_responds_is_waited_for_and_named(stopped, tmp_path):
     assert not lines_of_ours(err)
 
 
-@pytest.mark.slow
 @needs_mpi
-@pytest.mark.parametrize("number, fault", [(signal.SIGINT, "go on"), (signal.SIGKILL, "stop")])
+@pytest.mark.parametrize(
+    "number, fault",
+    [pytest.param(signal.SIGINT, "go on", marks=pytest.mark.slow), (signal.SIGKILL, "stop")],
+)
 def test_when_mpirun_ends_all_ranks_end(number, fault):
     """Also a rank that is stopped, which cannot notice anything."""
     job = mpirun((2, rank_command("failures", fault, 1)))

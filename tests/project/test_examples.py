@@ -50,16 +50,6 @@ def test_continuing_after_an_epoch_gives_the_bits_of_a_run_without_a_break(way, 
     assert same_bits(run(way, 2, f"--save-dir={folder}", "--resume=1"), want)
 
 
-def test_every_epoch_has_all_samples_in_another_order():
-    sampler = runpy.run_path(str(PROGRAM))["Shuffled"](7, 3, seed=0)
-    epochs = []
-    for sampler.epoch in (1, 2):
-        items = [item for (item,) in sampler]
-        assert len(items) == len(sampler) == 3 and len({seed for seed, _ in items}) == 3
-        epochs.append(np.concatenate([indices for _, indices in items]).tolist())
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(7)) and epochs[0] != epochs[1]
-
-
 def test_two_devices_train_as_one(finished):
     """Tolerance: rounding of float32 through six updates."""
     for got, want in zip(finished["trainer"][0], run("trainer", 1)):

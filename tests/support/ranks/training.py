@@ -189,7 +189,9 @@ def by_sync_batch_norm(num_devices, updates=True):
     mx.random.seed(9)
     ctx, net = contexts(num_devices), gluon.nn.HybridSequential(prefix="residual_")
     with net.name_scope():
-        net.add(gluon.nn.Conv2D(4, 3, 2, in_channels=1), gluonpar.SyncBatchNorm(in_channels=4))
+        # A rank without samples would wait as long as this, if nothing ended its wait.
+        norm = gluonpar.SyncBatchNorm(in_channels=4, timeout_seconds=1e6)
+        net.add(gluon.nn.Conv2D(4, 3, 2, in_channels=1), norm)
         net.add(Branches(4, 1, 2), gluon.nn.GlobalAvgPool2D())
         net.add(gluon.nn.HybridLambda(lambda F, x: F.Dropout(x, p=0.5, cudnn_off=True)))
         net.add(gluon.nn.Dense(10, in_units=4))
