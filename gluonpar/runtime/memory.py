@@ -33,6 +33,7 @@ _ARRAY, _CHUNK = struct.Struct("=Q8xi4x4q8xQi4xi"), struct.Struct("=Q8xii32xQ17x
 # that its Imperative::AGInfo (include/mxnet/imperative.h), and that the gradient and grad_req.
 _GRAD_OFFSETS = 88, 176, 56
 _GRAD_REQ_OFFSET, _ADD = 8, 3
+_ADDRESS = struct.Struct("=Q")
 _ARRAY_BYTES, _CHUNK_BYTES = ctypes.c_char * _ARRAY.size, ctypes.c_char * _CHUNK.size
 _ANY_BYTES: Any = ctypes.c_char * (1 << 46)  # a new type per size would take microseconds
 _GPU = mx.Context.devstr2type["gpu"]
@@ -122,8 +123,11 @@ def fingerprint(array: mx.nd.NDArray) -> tuple[int, bytes, bytes]:
     """
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"an MXNet array is needed, got {type(array).__name__}")
-    of_chunk, handle = _CHUNK_BYTES.from_address(chunk(array)).raw, array.handle.value
-    return handle, _ARRAY_BYTES.from_address(handle).raw, of_chunk
+    if not _layout_checked:
+        _check_arrays()
+    handle = array.handle.value
+    fields = _ARRAY_BYTES.from_address(handle).raw
+    return handle, fields, _CHUNK_BYTES.from_address(_ADDRESS.unpack_from(fields)[0]).raw
 
 
 @functools.lru_cache(None)
