@@ -93,6 +93,11 @@ def graph_traced_anew(block: gluon.HybridBlock) -> Iterator[None]:
         block._cached_graph = traced
 
 
+def forget_parent(block: gluon.Block) -> None:
+    """Have a block keep no reference to the block in whose scope it was called last."""
+    block._scope._old_scope = None
+
+
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
     """Have a Trainer give its kvstore the present weights, if it updates by the kvstore."""
     if trainer._kv_initialized and trainer._update_on_kvstore:
