@@ -113,7 +113,11 @@ class SyncBatchNorm(gluon.nn.BatchNorm):
             refusal = self._refusal(self._contexts() if symbolic else [x.context])
             if refusal:
                 raise RuntimeError(refusal)
-        return super().forward(x, *more)
+        out = super().forward(x, *more)
+        # A graph with static_alloc keeps its operators, which keep this layer: if that kept the
+        # network, which keeps the graph, none would be freed.
+        private_fields.forget_parent(self)
+        return out
 
     def _refusal(self, ctx: Sequence[mx.Context]) -> str:
         """Return why a call for one of ``ctx`` on this thread may never end; "" if it ends."""

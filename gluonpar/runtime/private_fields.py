@@ -119,6 +119,11 @@ def graph_traced_anew(block: gluon.HybridBlock) -> Iterator[None]:
         block._cached_graph = traced
 
 
+def forget_parent(block: gluon.Block) -> None:
+    """Have a block keep no reference to the block in whose scope it was called last."""
+    block._scope._old_scope = None
+
+
 def forget_kvstore_values(trainer: gluon.Trainer) -> None:
     """Make a Trainer that updates on its kvstore copy the present weights there again."""
     if trainer._kv_initialized and trainer._update_on_kvstore:

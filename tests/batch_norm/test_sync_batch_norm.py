@@ -8,6 +8,7 @@ import os
 import pathlib
 import threading
 import time
+import weakref
 
 import mxnet as mx
 import numpy as np
@@ -619,3 +620,25 @@ def test_the_operator_adds_where_a_gradient_accumulates():
         mean.backward(mx.nd.array([3, 12]))
         assert mean.asnumpy().tolist() == [2, 3]
         assert sums.grad.asnumpy().tolist() == [number, 4 * number]
+
+
+def test_a_network_that_is_dropped_is_freed_with_its_graph_and_what_that_keeps():
+    """With static memory the graph keeps the operators, and they the layer."""
+    ctx, X, kept = contexts(2), [mx.nd.ones((2, 3), ctx=c) for c in contexts(2)], []
+    for _ in range(3):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=3), SyncBatchNorm(in_channels=4))
+        net.initialize(ctx=ctx)
+        net.hybridize(**STATIC)
+
+        def forward_backward(shard, net=net):
+            with autograd.record():
+                loss = net(shard)
+            loss.backward()
+
+        run_tasks(forward_backward, X, ctx)
+        mx.nd.waitall()
+        kept.append(weakref.ref(net))
+        del net, forward_backward
+    gc.collect()
+    assert [net() for net in kept] == [None] * 3
