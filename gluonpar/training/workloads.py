@@ -58,7 +58,7 @@ class Workload(Protocol):
 class LeNetWorkload(Workload):
     """LeNet as a plain function, trained by :func:`train_batch`."""
 
-    name, sample_bytes = "lenet", 200_000
+    name, sample_bytes = "lenet", 350_000
     trainer = None
 
     def __init__(self, ctx: list[mx.Context], options: Configuration) -> None:
