@@ -36,7 +36,7 @@ class LeNetWorkload:
     None. ``sample_bytes`` of memory are what a step on CPU contexts takes per sample, as measured.
     """
 
-    name, sample_bytes = "lenet", 200_000
+    name, sample_bytes = "lenet", 350_000
     trainer = None
 
     def __init__(self, ctx: list[mx.Context], options: Configuration) -> None:
