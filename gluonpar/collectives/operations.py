@@ -20,7 +20,7 @@ OPS = ("sum", "mean", "max", "min")
 # Functions that push the sum of a list that has been checked before: checking takes longer than a
 # small sum. The arrays are not kept alive (memory.fingerprint).
 _prepared: dict[tuple, Callable] = {}
-_MOST_PREPARED = 256
+_MOST_PREPARED = 128
 after_sums: list[Callable] = []  # called with lists whose arrays a program has replaced by sums
 
 

@@ -388,7 +388,7 @@ def _check_stock_arguments(kvstore: Any, compression_params: Any, update_on_kvst
 
 
 def _log_slow_convolutions(params: Sequence[gluon.Parameter], ctx: Sequence[mx.Context]) -> None:
-    slow = channels.slow({param.name: param.shape for param in params})
+    slow = channels.slow({param.name: param.shape or () for param in params})
     if slow and any(c.device_type == "cpu" for c in ctx):
         logging.getLogger("gluonpar").info(
             "on CPUs no vector kernel computes these convolutions, whose channels are no multiples "

@@ -58,8 +58,7 @@ def test_freed_memory_is_returned_after_steps_1_2_and_4_whatever_trains():
 
 
 # Each program prints the peak after little work and after much, in one process. An accuracy that
-# queues all batches took at least 100 MB more, and so did networks that are kept.
-MARGIN = 40  # MB
+# queues all batches takes gigabytes more, and networks that are kept take 100 MB.
 
 EVALUATION = """
 import numpy as np
@@ -67,7 +66,7 @@ from gluonpar import metrics
 
 model = gluonpar.lenet
 params = [gluonpar.get_params(gluonpar.init_lenet(), c) for c in ctx]
-for work in (16, 40):
+for work in (32, 96):
     images = np.broadcast_to(np.float32(0.5), (256 * work, 1, 28, 28))
     metrics.accuracy(images, np.zeros(256 * work), params, ctx, model)
     print(peak())
@@ -101,11 +100,13 @@ def peak():
 
 
 @pytest.mark.parametrize(
-    "program", [EVALUATION, NETWORKS], ids=["images evaluated", "networks dropped"]
+    ("program", "margin"),  # MB; of images a batch more may be in flight, which takes 90
+    [(EVALUATION, 150), (NETWORKS, 40)],
+    ids=["images evaluated", "networks dropped"],
 )
-def test_the_peak_does_not_grow_with(program):
+def test_the_peak_does_not_grow_with(program, margin):
     low, high = map(int, run_python(BEFORE + program).split())
-    assert high < low + MARGIN, (low, high)
+    assert high < low + margin, (low, high)
 
 
 COPIES = """
@@ -139,7 +140,7 @@ for _ in range(75):
     net.add(gluon.nn.Dense(1, in_units=1))
 net.initialize()
 for _ in range(2):
-    for _ in range(work):
+    for _ in range(100):
         net.hybridize(static_alloc=True, static_shape=True)
         net(mx.nd.ones((1, 1))).wait_to_read()
     gc.collect()
@@ -154,7 +155,7 @@ def resident():
 
 def test_nothing_is_kept_of_a_networks_graphs_that_are_made_again():
     """Text of a graph, which MXNet's tojson() would keep, is 50 KB in this network."""
-    before, after = map(int, run_python(BEFORE + RESIDENT + GRAPHS, "100").split())
+    before, after = map(int, run_python(BEFORE + RESIDENT + GRAPHS).split())
     assert after - before < 2_000  # KB, of 100 graphs
 
 
