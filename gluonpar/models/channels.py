@@ -36,18 +36,25 @@ def missing(x: mx.nd.NDArray | mx.sym.Symbol, inputs: int, *channels: int) -> li
 
 
 def pad(F: ModuleType, array: mx.nd.NDArray | mx.sym.Symbol, *more: int) -> mx.nd.NDArray:
-    """Return ``array`` with ``more[i]`` zeros at the end of axis i; itself without any.
+    """Return ``array`` with ``more[i]`` zeros at the end of axis i; itself if there are none.
 
-    F are its operators. The zeros have its dtype and context, and get no gradient.
+    ``array`` has one axis (a bias, one number in ``more``) or four (two numbers). F are its
+    operators. The zeros have its dtype and context, and get no gradient.
 
-    >>> pad(mx.nd, mx.nd.ones((2, 1)), 0, 2).asnumpy().tolist()
+    >>> pad(mx.nd, mx.nd.ones((2, 1, 1, 1)), 0, 2).reshape((2, -1)).asnumpy().tolist()
     [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
     """
+    if not any(more):
+        return array
+    # With oneDNN's concat, which takes four axes, each step kept 11 KB; three axes are MXNet's own.
+    padded = F.reshape(array, shape=(0, 0, -1)) if len(more) == 2 else array
     for axis, size in enumerate(more):
         if size:
-            zeros = F.zeros_like(F.slice_axis(array, axis=axis, begin=0, end=1))
-            array = F.concat(array, F.broadcast_axis(zeros, axis=axis, size=size), dim=axis)
-    return array
+            zeros = F.zeros_like(F.slice_axis(padded, axis=axis, begin=0, end=1))
+            padded = F.concat(padded, F.broadcast_axis(zeros, axis=axis, size=size), dim=axis)
+    if len(more) == 1:
+        return padded
+    return F.reshape_like(padded, array, lhs_begin=2, lhs_end=3, rhs_begin=2, rhs_end=4)
 
 
 def slow(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

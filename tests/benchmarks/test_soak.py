@@ -34,8 +34,6 @@ for number, copies in enumerate(zip(*device_params)):
 """
 
 
-# Without the channels of zeros (gluonpar.models.channels) it is flat after 2,400 steps.
-@pytest.mark.xfail(reason="LeNet with padded channels keeps 11 KB a step", strict=True)
 @pytest.mark.slow
 def test_neither_memory_nor_speed_drifts_over_3000_steps():
     """The last third of the samples against the second: pools and caches fill in the first."""
