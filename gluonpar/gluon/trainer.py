@@ -392,6 +392,6 @@ def _log_slow_convolutions(params: Sequence[gluon.Parameter], ctx: Sequence[mx.C
     if slow and any(c.device_type == "cpu" for c in ctx):
         logging.getLogger("gluonpar").info(
             "on CPUs no vector kernel computes these convolutions, whose channels are no multiples "
-            "of 8; such channels make a step of LeNet 1.5 times as long (docs/performance.md): %s",
+            "of 8; with AVX2 such make LeNet's step 1.2 times as long (docs/performance.md): %s",
             ", ".join(f"{name} ({numbers})" for name, numbers in slow.items()),
         )

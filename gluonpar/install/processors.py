@@ -23,17 +23,6 @@ def usable() -> int:
 
 
 @functools.lru_cache(None)
-def vector_floats(root: Path = Path("/")) -> int:
-    """Return how many float32 numbers oneDNN computes on at once: 16 with AVX-512, else 8.
-
-    The environment variable DNNL_MAX_CPU_ISA, which is oneDNN's, may forbid AVX-512.
-    """
-    limit = os.environ.get("DNNL_MAX_CPU_ISA", "ALL").upper()
-    may = limit in ("", "ALL", "DEFAULT") or limit.startswith("AVX512")
-    return 16 if may and "avx512f" in _read(root / "proc/cpuinfo").split() else 8
-
-
-@functools.lru_cache(None)
 def quota(root: Path = Path("/")) -> float | None:
     """Return how many processors' time the control groups grant; None if they set no limit.
 

@@ -40,9 +40,12 @@ def lenet(X: nd.NDArray, params: Sequence[nd.NDArray]) -> nd.NDArray:
     W1, b1, W2, b2, W3, b3, W4, b4 = (param.as_nd_ndarray() for param in params)
     # Activation keeps oneDNN's layout; the operator relu would first convert its input.
     relu = functools.partial(F.Activation, act_type="relu")
-    pad, (n0, n1, n2) = functools.partial(channels.pad, F), channels.missing(X, 1, 20, 50)
-    X, W1, b1 = pad(X, 0, n0), pad(W1, n1, n0), pad(b1, n1)
-    W2, b2 = pad(W2, n2, n1), pad(b2, n2)
+    # Further channels, by which convolutions on CPUs take their fast kernels. Their weights are
+    # zero, also those of the input's copies.
+    n0, n1, n2 = channels.missing(X, 1, 20, 50)
+    X = F.broadcast_axis(X, axis=1, size=1 + n0) if n0 else X
+    W1, b1 = channels.pad(F, W1, (20, 1, 3, 3), n1, n0), channels.pad(F, b1, (20,), n1)
+    W2, b2 = channels.pad(F, W2, (50, 20, 5, 5), n2, n1), channels.pad(F, b2, (50,), n2)
     h1 = relu(F.Convolution(X, W1, b1, kernel=(3, 3), num_filter=20 + n1))
     h1 = F.Pooling(h1, pool_type="avg", kernel=(2, 2), stride=(2, 2))
     h2 = relu(F.Convolution(h1, W2, b2, kernel=(5, 5), num_filter=50 + n2))

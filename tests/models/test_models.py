@@ -6,7 +6,6 @@ import pytest
 from mxnet import autograd
 
 import gluonpar
-from gluonpar.install import processors
 from gluonpar.models import lenet
 from gluonpar.models.losses import softmax_cross_entropy
 from tests.support import oracle
@@ -136,9 +135,7 @@ def convolutions(symbol):
 
 def padded():
     """20 and 50 channels as they are on this device."""
-    if device().device_type == "gpu":
-        return [20, 50]
-    return [32, 64] if processors.vector_floats() == 16 else [24, 56]
+    return [20, 50] if device().device_type == "gpu" else [24, 56]
 
 
 def test_channels_are_padded_in_the_graphs_of_cpus_only(graphs):
