@@ -113,13 +113,15 @@ def _has_grads(arrays: Sequence[mx.nd.NDArray]) -> bool:
 
 
 def _join(columns: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    """Make a record of each column, the copies of one parameter; apply the law to their passes."""
-    joined: dict[tuple[Unjoined, int], tuple[OfArrays, int]] = {}
+    """Make a record of each column, the copies of one parameter; apply the law to their passes.
+
+    Of a column with an array whose passes have not been kept, all gradients count.
+    """
+    joined: dict[tuple[Any, int], tuple[OfArrays, int]] = {}
     for arrays in columns:
         before, record = _owners(arrays), OfArrays(arrays)
-        for i, (copies, index) in enumerate(before):
-            if isinstance(copies, Unjoined):
-                joined[copies, index] = record, i
+        if all(isinstance(copies, Unjoined) for copies, _ in before):
+            joined.update((place, (record, i)) for i, place in enumerate(before))
     passes: dict[tuple[int, int], list[law.Written]] = {}
     for copies in {copies for copies, _ in joined}:
         for number, thread, recording, index in copies.written:

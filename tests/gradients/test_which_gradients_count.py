@@ -197,6 +197,20 @@ def test_gradients_of_tasks_that_failed_do_not_count_in_the_first_sum_by_hand():
     assert [w.grad.asscalar() for (w,) in params] == [5.0] * 3
 
 
+@pytest.mark.parametrize("replaced", [0, 1])
+def test_a_copy_that_was_replaced_counts_in_the_first_sum_by_hand(replaced):
+    """Of the other copy the passes have been kept, of this one not."""
+    ctx = contexts(2)
+    params = [get_params([mx.nd.ones((1,))], c) for c in ctx]
+    params[replaced][0] = params[replaced][0].copy()
+    params[replaced][0].attach_grad()
+    with autograd.record():
+        losses = [w * factor for (w,), factor in zip(params, (3, 4))]
+    autograd.backward(losses)
+    allreduce_grads(params)
+    assert [w.grad.asscalar() for (w,) in params] == [7.0] * 2
+
+
 @pytest.mark.parametrize("call", [run_tasks, towers])
 def test_gradients_of_a_failed_call_count_in_no_later_step(call):
     """One device has computed gradients of a layer when another fails; the next batch leaves it."""
