@@ -68,9 +68,12 @@ def rows(batches):
 
 
 def epochs(name, number=2, seed=5, **how):
-    """What the samples of a new loader's epochs drew, and what the program draws then."""
-    np.random.seed(seed)
-    random.seed(seed)
+    """What the samples of a new loader's epochs drew, and what the program draws then.
+
+    Rank 0's seed counts; the others have seeds of their own.
+    """
+    np.random.seed(seed + cluster.rank())
+    random.seed(seed + cluster.rank())
     loads = loader(name, **how)
     return [rows(loads) for _ in range(number)], (np.random.rand(), random.random())
 
