@@ -138,7 +138,7 @@ def simulate(
     if isinstance(topology, str):
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {topology!r}")
-        topology = TOPOLOGIES[topology](num_devices)
+        topology = _named(topology, num_devices)
     if topology.num_devices != num_devices:
         raise ValueError(f"topology must be for {num_devices}, got {topology.num_devices} devices")
     if not 0 <= num_bytes < math.inf:
@@ -152,6 +152,11 @@ def simulate(
         end[step] = now + share(latency[step], sent[step], routes[step], topology.bandwidth)
         now = end[step].max()
     return Simulation(float(now), hops, begin[of_hop], end[of_hop])
+
+
+@functools.lru_cache(len(TOPOLOGIES))  # 1,024 devices have a million routes
+def _named(topology: str, num_devices: int) -> Topology:
+    return TOPOLOGIES[topology](num_devices)
 
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
