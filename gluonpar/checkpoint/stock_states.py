@@ -85,9 +85,10 @@ def _value(part: Any) -> Any:
         dtype, content = part.args
         return np.frombuffer(content, _dtype(dtype))[0]
     if part.name == "_reconstruct":
-        _, shape, dtype, is_fortran, content = part.state
-        flat = np.frombuffer(content, _dtype(dtype))
-        return (flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)).copy()
+        version, shape, dtype, is_fortran, content = part.state
+        array = np.empty(0)
+        array.__setstate__((version, shape, _dtype(dtype), is_fortran, content))
+        return array
     schedule = object.__new__(getattr(mx.lr_scheduler, part.name))
     vars(schedule).update({name: _value(value) for name, value in part.state.items()})
     return schedule

@@ -100,8 +100,11 @@ def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
 
 
 @needs_mpi
-def test_gradients_of_batches_that_are_left_out_do_not_count_on_any_rank():
-    succeed(mpirun((2, rank_command("training", "batches_left_out"))))
+@pytest.mark.parametrize(
+    "how", ["by one door", pytest.param("by all doors", marks=pytest.mark.slow)]
+)
+def test_gradients_of_batches_that_are_left_out_do_not_count_on_any_rank(how):
+    succeed(mpirun((2, rank_command("training", "batches_left_out", how))))
 
 
 @needs_mpi
