@@ -72,8 +72,9 @@ def epochs(name, number=2, seed=5, **how):
 
     Rank 0's seed counts; the others have seeds of their own.
     """
-    np.random.seed(seed + cluster.rank())
-    random.seed(seed + cluster.rank())
+    own = None if seed is None else seed + cluster.rank()
+    np.random.seed(own)
+    random.seed(own)
     loads = loader(name, **how)
     return [rows(loads) for _ in range(number)], (np.random.rand(), random.random())
 
