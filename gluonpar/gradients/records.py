@@ -44,8 +44,8 @@ class Owner:
         """Undo :meth:`own`, where no other record has taken an array since."""
         tape.disown(self, self._variables)
         for key in self._keys:
-            if key in places and places[key][0] is self:
-                del places[key]
+            if places.get(key, (None,))[0] is self:
+                places.pop(key, None)  # the collector may have done so just now
 
     def weak(self, objects: Iterable[Any]) -> list[weakref.ref]:
         """Return references to ``objects``; when one of them is deleted, so is the record."""

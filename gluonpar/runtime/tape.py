@@ -90,9 +90,9 @@ def own(owner: Any, arrays: Sequence[mx.nd.NDArray]) -> list[mx.sym.Symbol]:
 
 def disown(owner: Any, variables: Sequence[mx.sym.Symbol]) -> None:
     """Undo :func:`own` for each array that no other owner has taken since."""
-    for variable in variables:
-        if owners.get(variable.name, (None,))[0] is owner:
-            del owners[variable.name]
+    for name in [variable.name for variable in variables]:
+        if owners.get(name, (None,))[0] is owner:
+            owners.pop(name, None)  # the collector may have disowned it just now
 
 
 def _watch() -> None:
