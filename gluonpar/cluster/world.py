@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import itertools
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -35,6 +37,7 @@ _PID, _NAMESPACE = "GLUONPAR_CLUSTER_PID", "PMIX_NAMESPACE"
 _TOLD = "GLUONPAR_CLUSTER_TOLD"  # set when a process has joined the job, or printed that it has not
 # Launchers that start processes without MPI, and the variables for their number and a process's.
 _WITHOUT_MPI = ("srun", _SLURM_TASKS, "SLURM_PROCID"), ("torchrun", "WORLD_SIZE", "RANK")
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _COLLECTIVE = "next collective"  # the name of a fact
 _POLL_SECONDS, _POLLS_AT_ONCE = 50e-6, 20
 
@@ -73,6 +76,7 @@ class World:
 
     def __init__(self) -> None:
         limits = failures.time_limit(), failures.time_limit("GLUONPAR_STALL_TIMEOUT", math.inf)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the launcher's death kills it
         interrupts.end_at_crash()
         mpi, pkl5 = _started_mpi()
         comm, for_heartbeats, for_messages = [mpi.COMM_WORLD.Dup() for _ in range(3)]

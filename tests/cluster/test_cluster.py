@@ -231,7 +231,7 @@ def test_a_rank_that_responds_is_waited_for_and_named(stopped, tmp_path):
 @needs_mpi
 @pytest.mark.parametrize(
     "number, fault",
-    [pytest.param(signal.SIGINT, "go on", marks=pytest.mark.slow), (signal.SIGKILL, "stop")],
+    [pytest.param(signal.SIGINT, "go on", marks=pytest.mark.slow), (signal.SIGKILL, "stop alone")],
 )
 def test_when_mpirun_ends_all_ranks_end(number, fault):
     """Also a rank that is stopped, which cannot notice anything."""

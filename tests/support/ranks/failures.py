@@ -90,11 +90,20 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def stop_alone():
+    """Stop when mpirun has just ended; Linux would wake a process that had stopped before."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        pass
+    stop()
+
+
 FAULTS = {
     "raise": lambda: {}["the cat"],
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda: ctypes.string_at(0),
     "stop": stop,
+    "stop alone": stop_alone,
     "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_, **__: stop()),
     "hang": lambda: time.sleep(1000),
     "leave": lambda: sys.exit(0),
