@@ -17,7 +17,7 @@ import mxnet as mx
 from gluonpar.runtime import cached_op
 
 INPUTS = 3  # of a first layer: of fewer, the gradient of its weights is GEMM
-MULTIPLE = 8  # of other numbers; multiples of 16 are no faster, also with AVX-512
+MULTIPLE = 8  # of other numbers; 16 is as fast with AVX-512, and slower without
 
 
 def missing(x: mx.nd.NDArray | mx.sym.Symbol, inputs: int, *channels: int) -> list[int]:
@@ -51,7 +51,7 @@ def pad(
     """
     if not outputs and not inputs:
         return array
-    # The operator pads the last three of five axes. (concat of four is oneDNN's, and kept 11 KB.)
+    # The operator pads the last three of five axes. (oneDNN's concat keeps 11 KB a call.)
     axes = F.reshape(array, shape=(1, 1, *(*shape, 1)[:2], -1))
     width = (0, 0, 0, 0, 0, outputs, 0, inputs, 0, 0)  # before and after, for each axis
     axes = F.pad(axes, mode="constant", pad_width=width, constant_value=0)

@@ -68,7 +68,7 @@ def test_functions_that_numpy_2_renamed_give_what_they_gave(name):
 def test_a_data_loader_of_processes_gives_its_batches():
     """Also where Python's default is to start processes without a fork, since 3.14.
 
-    In a new process: Linux does not fork one that has had more memory than the machine has.
+    In a new process: pytest's may have more addresses in a region than Linux forks.
     """
     program = (
         "import gluonpar, mxnet as mx, numpy as np\n"
