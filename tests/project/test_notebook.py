@@ -330,6 +330,13 @@ class TestChecks:
                 if i % 2:
                     mx.nd.waitall()
 
+        def reads_sums(batches, step):
+            sums = []
+            for X, y in batches:
+                sums.append(step(X, y)[0].sum())
+                if len(sums) > 1:
+                    sums[-2].asscalar()
+
         def three(batches, step):
             losses = []
             for X, y in batches:
@@ -341,7 +348,7 @@ class TestChecks:
             functions("wait")["run_steps"](itertools.islice(batches, 1, None), step)
 
         answers = {
-            RIGHT: [functions("wait")["run_steps"]],
+            RIGHT: [functions("wait")["run_steps"], reads_sums],
             BETTER: [waits_for_each, waits_for_pairs],
             WRONG: [functions("exercise-wait", "cells.py")["run_steps"], three, leaves_one_out],
         }
