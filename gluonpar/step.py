@@ -89,7 +89,7 @@ def train_batch(
     counting = of_params.written_in(recording)
     trained = replicas.trained(device_params)  # a graph may have made others
     buckets = replicas.buckets(trained, counting)
-    heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
+    heap.end_step([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         allreduce_sgd(exchange, buckets, lr, of_ranks)
         gradients.mark_used(of_params.records)
@@ -141,7 +141,7 @@ def allreduce_grads(device_params: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     of = of_params.records, size, "allreduce_grads"
     counting, on_some_rank = gradients.summands(*of, **of_params.compared())
     buckets = replicas.buckets(trained, of_params.select(counting))
-    heap.return_free([copies.grads for bucket in buckets for copies in bucket.copies])
+    heap.end_step([copies.grads for bucket in buckets for copies in bucket.copies])
     with interrupts.held():
         exchange.allreduce([bucket.grads for bucket in buckets])
         gradients.mark_exchanged(of_params.records, on_some_rank)

@@ -118,7 +118,7 @@ class GluonPar(mx.kvstore.KVStore):  # MXNet takes no other class for sparse gra
             return
         exchange, added = collectives.exchange_of(lists), _begin_sums(lists, lists)
         summands = [*itertools.compress(lists, added)]
-        heap.return_free(summands)
+        heap.end_step(summands)
         exchange.allreduce(collectives.in_buckets(summands))
 
     @cluster.in_scope

@@ -92,7 +92,7 @@ class Step:
         how = self._exchange.num_processes, self._name
         summands = gradients.summands(self._grads, *how, **compared)
         buckets = self._filled(*summands, ignore_stale_grad)
-        heap.return_free([each.grads for bucket in buckets for each in bucket.copies])
+        heap.end_step([each.grads for bucket in buckets for each in bucket.copies])
         return buckets
 
     def sums(self, ignore_stale_grad: bool) -> list[ParamBucket]:

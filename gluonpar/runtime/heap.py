@@ -5,10 +5,12 @@ output to the system would cost an mmap, page faults and an munmap in every step
 free much that later steps do not need, such as initial values, so after some steps free memory is
 returned. Settings for glibc's heap in the environment are kept.
 
-The operators that a thread pushes on CPU contexts share its pool of workspaces, and wait until
-earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts often
-wait for each other; with 256, rarely. But each workspace grows to the largest size that it was used
-for, so a thread's pool is replaced only when gluonpar is first given several contexts there.
+The operators that a thread pushes on CPU contexts draw the workspaces of its pool in turn, and wait
+until earlier operators with the same workspace have ended. With MXNet's pool of 4, two contexts
+often wait for each other; with 256, rarely. So when gluonpar is first given several contexts, the
+thread's pool is replaced. A workspace keeps the memory of the largest operator that has used it. So
+each step draws from the first workspace on: an operator gets the one that it had in the step
+before. Otherwise all 256 would grow to the size of the largest operator.
 Private to MXNet 1.9.1: ``ResourceManagerImpl``, a thread's manager, and ``ResourceTempSpace``, its
 pool (src/resource.cc).
 """
@@ -37,10 +39,11 @@ _steps = itertools.count(1)
 _VARIABLE, _SIZE, _NEW_SIZE = "MXNET_CPU_TEMP_COPY", 4, 256
 _SIZE_SET_BY_USER = _VARIABLE in os.environ
 _POOL_OFFSET, _POOL_BYTES = 72, 64  # of the pool's address in a manager, and of a pool
-# A pool has its context, and the addresses at which the workspaces, and the list of pointers to
-# them, begin and end.
-_POOL, _ENTRY_BYTES = struct.Struct("=iiQQ8xQQ"), (72, 32)
-_this_thread = threading.local()  # .is_wide
+# A pool has its context, the addresses at which the workspaces, and the list of pointers to them,
+# begin and end, and the number of workspaces that were drawn.
+_POOL, _ENTRY_BYTES, _DRAWN_OFFSET = struct.Struct("=iiQQ8xQQ8xQ"), (72, 32), 56
+_WORKSPACE, _MEMORY_FIELDS = ctypes.c_uint64 * 9, ((1, 2), (5, 6))  # address and size, of two kinds
+_this_thread = threading.local()  # .drawn and .spaces, of a pool of _NEW_SIZE
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
 # ResourceTempSpace<kTempSpace>::ResourceTempSpace(Context, size_t)
 _make_pool = _LIB[
@@ -48,7 +51,7 @@ _make_pool = _LIB[
     "17ResourceTempSpaceILNS_15ResourceRequest4TypeE1EEC1ENS_7ContextEm"
 ]
 _manager.restype = _libc.malloc.restype = ctypes.c_void_p
-_libc.malloc.argtypes = [ctypes.c_size_t]
+_libc.malloc.argtypes, _libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
 _make_pool.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
 
 
@@ -60,11 +63,13 @@ def keep_freed() -> None:
         _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
-    """Count a step; after the steps 1, 2, 4, 8, ... return free memory to the system.
+def end_step(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+    """Have the next step draw the same workspaces; after some steps return free memory.
 
-    A worker of the engine does so when the step has computed the arrays of ``after``.
+    These are the steps 1, 2, 4, 8, ... A worker of the engine returns free memory to the system
+    when the step has computed the arrays of ``after``.
     """
+    draw_from_first()
     number = next(_steps)
     if number & (number - 1) or _SET_BY_USER:
         return
@@ -74,19 +79,43 @@ def return_free(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         engine.push(trim, arrays[0].context, reads=arrays, name="gluonpar.heap")
 
 
+def draw_from_first() -> None:
+    """Have this thread's next operators draw the workspaces from the first one on."""
+    if hasattr(_this_thread, "drawn"):
+        _this_thread.drawn.value = 0
+
+
 def widen() -> None:
     """Give this thread's next operators 256 workspaces, unless the user has set another number.
 
     Raises RuntimeError if the memory of another MXNet has another layout.
     """
-    if _SIZE_SET_BY_USER or getattr(_this_thread, "is_wide", False):
+    if _SIZE_SET_BY_USER or hasattr(_this_thread, "drawn"):
         return
     place, cpu = ctypes.c_uint64.from_address(_manager() + _POOL_OFFSET), mx.cpu().device_typeid
     new = _libc.malloc(_POOL_BYTES)  # MXNet frees it at the end
     _make_pool(new, cpu, _NEW_SIZE)  # on cpu(0), whose number is 0
     for pool, size in ((place.value, _SIZE), (new, _NEW_SIZE)):
-        kind, number, *ends = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
-        got = kind, number, ends[1] - ends[0], ends[3] - ends[2]
-        want = cpu, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES)
+        kind, number, *ends, drawn = _POOL.unpack(ctypes.string_at(pool, _POOL.size))
+        got = kind, number, ends[1] - ends[0], ends[3] - ends[2], drawn < 1 << 32
+        want = cpu, 0, *(size * num_bytes for num_bytes in _ENTRY_BYTES), True
         memory.check_layout("pools of workspaces", got, want, f", or set {_VARIABLE}={_NEW_SIZE}")
-    place.value, _this_thread.is_wide = new, True  # earlier operators may still use the old pool
+    place.value = new  # earlier operators may still use the old pool
+    _this_thread.drawn = ctypes.c_uint64.from_address(new + _DRAWN_OFFSET)
+    _this_thread.spaces = (_WORKSPACE * _NEW_SIZE).from_address(ends[0])
+
+
+def _free_workspaces() -> None:
+    """Return the memory of this thread's workspaces to the system; no operator may be running.
+
+    Before a fork: Linux makes no process that has a region of addresses larger than the machine's
+    memory, and 256 workspaces have many addresses of which an operator uses few.
+    """
+    for fields in getattr(_this_thread, "spaces", ()):
+        for address, size in _MEMORY_FIELDS:
+            _libc.free(fields[address])
+            fields[address] = fields[size] = 0
+    _libc.malloc_trim(0)
+
+
+engine.before_fork(_free_workspaces)

@@ -66,7 +66,7 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks, number", [(2, 2), pytest.param(3, 12, marks=pytest.mark.slow)])
 def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
     succeed(mpirun((ranks, rank_command("training", "programs", number))))
 

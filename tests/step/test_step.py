@@ -166,7 +166,7 @@ def test_the_last_layer_is_updated_while_backward_computes_the_first(monkeypatch
     monkeypatch.setattr(replicas, "BUCKET_BYTES", layer_bytes)
     monkeypatch.setattr(optim, "rule", telling)
     # After the steps 1, 2, 4, ... of a process it reads all gradients, before the updates.
-    monkeypatch.setattr(heap, "return_free", lambda after: None)
+    monkeypatch.setattr(heap, "end_step", lambda after: None)
     rng = np.random.RandomState(0)
     params = [rng.normal(scale=0.05, size=shape) for shape in [(width, width), (width,)] * 2]
     device_params = replicas_of(params, ctx)
