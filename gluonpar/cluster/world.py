@@ -186,7 +186,13 @@ def _num_threads(own: set[int], of_ranks: list[set[int]]) -> int:
 _found: list[World | None] = []
 _finding = threading.Lock()
 _rank_pid = os.getpid() if launched() else None  # forks of this process are no ranks
-_thread = threading.local()  # its is_local says whether the thread is inside local()
+
+
+class _OfThread(threading.local):
+    is_local = False  # whether the thread is inside local()
+
+
+_thread = _OfThread()
 
 if _rank_pid:
     os.environ[_PID] = f"{_rank_pid} {os.environ.get(_NAMESPACE, '')}"
@@ -297,7 +303,7 @@ def local() -> Iterator[None]:
 
 def is_local() -> bool:
     """Return whether the calling thread is inside :func:`local`."""
-    return getattr(_thread, "is_local", False)
+    return _thread.is_local
 
 
 def is_apart() -> bool:

@@ -81,8 +81,31 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     """Run a pushed function: the engine calls this, and needs ``finish`` to be called once."""
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
-    finishes = [_finish_at(address)]
-    settles: Sequence[mx.nd.NDArray] = ()
+    finish = _finish_at(address)
+    try:
+        function, ends_by_call, settles = _pending.pop(ticket)
+    except KeyError:  # forgotten by drain()
+        _ending(finish, engine, param)(f"operator {ticket} was forgotten")
+        return
+    complete = _ending(finish, engine, param, settles) if ends_by_call else None
+    try:
+        if complete:
+            function(complete)
+        else:
+            function()
+    except BaseException:  # no caller above could catch it
+        (complete or _ending(finish, engine, param, settles))(traceback.format_exc())
+    else:
+        if not complete:
+            del function  # releases its arrays before finish() wakes threads that wait for them
+            finish(engine, param, None)
+
+
+def _ending(
+    finish: Callable, engine: int, param: int, settles: Sequence[mx.nd.NDArray] = ()
+) -> Callable[..., None]:
+    """Return ``complete``, which ends an operator when it is called first."""
+    finishes = [finish]
 
     def complete(message: str | None = None) -> None:
         try:
@@ -106,18 +129,7 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
 
         push(fail, mx.cpu(), writes=_turn_to_fail(), inline=True, ends_by_call=True)
 
-    try:
-        function, ends_by_call, settles = _pending.pop(ticket)
-        if ends_by_call:
-            function(complete)
-        else:
-            function()
-    except BaseException:  # no caller above could catch it
-        complete(traceback.format_exc())
-    else:
-        if not ends_by_call:
-            del function  # releases its arrays before complete() wakes threads that wait for them
-            complete()
+    return complete
 
 
 def _turn_to_fail() -> list[mx.nd.NDArray]:

@@ -65,7 +65,7 @@ def test_worker_processes_change_no_bit(finished, tmp_path):
     assert (tmp_path / "epoch-2.ckpt").read_bytes() == want.read_bytes()
 
 
-FINE_TUNING = ["--device=cpu", "--limit=41", "--batch-size=20", "--epochs=2"]
+FINE_TUNING = ["--device=cpu", "--limit=61", "--batch-size=20", "--epochs=2"]
 LANGUAGE = ["--device=cpu", "--units=16", "--batch-size=9", "--length=20", "--epochs=2"]
 
 
