@@ -42,7 +42,8 @@ _POOL_OFFSET, _POOL_BYTES = 72, 64  # of the pool's address in a manager, and of
 # A pool has its context, the addresses at which the workspaces, and the list of pointers to them,
 # begin and end, and the number of workspaces that were drawn.
 _POOL, _ENTRY_BYTES, _DRAWN_OFFSET = struct.Struct("=iiQQ8xQQ8xQ"), (72, 32), 56
-_WORKSPACE, _MEMORY_FIELDS = ctypes.c_uint64 * 9, ((1, 2), (5, 6))  # address and size, of two kinds
+# The sizes of a workspace's two kinds of memory, each behind its address, in nine words.
+_WORKSPACE, _SIZES = ctypes.c_uint64 * 9, (2, 6)
 _this_thread = threading.local()  # .drawn and .spaces, of a pool of _NEW_SIZE
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
 # ResourceTempSpace<kTempSpace>::ResourceTempSpace(Context, size_t)
@@ -108,14 +109,16 @@ def widen() -> None:
 def _free_workspaces() -> None:
     """Return the memory of this thread's workspaces to the system; no operator may be running.
 
-    Before a fork: Linux makes no process that has a region of addresses larger than the machine's
-    memory, and 256 workspaces have many addresses of which an operator uses few.
+    Workspaces have many addresses that no operator has used, and Linux forks no process of which a
+    region of addresses is larger than the machine's memory.
     """
-    for fields in getattr(_this_thread, "spaces", ()):
-        for address, size in _MEMORY_FIELDS:
-            _libc.free(fields[address])
-            fields[address] = fields[size] = 0
-    _libc.malloc_trim(0)
+    spaces = getattr(_this_thread, "spaces", ())
+    used = [(words, at) for words in spaces for at in _SIZES if words[at]]
+    for words, at in used:
+        _libc.free(words[at - 1])
+        words[at - 1] = words[at] = 0
+    if used:
+        _libc.malloc_trim(0)
 
 
 engine.before_fork(_free_workspaces)
