@@ -63,7 +63,6 @@ _exit_code = 0  # 1 after an error that no caller has received
 _turn: list[mx.nd.NDArray] = []  # see _turn_to_fail()
 _MOST_ERRORS = 256  # between two waits for all operators
 _tickets = itertools.count(1)
-_forks: list[Callable[[], None]] = []  # what is called before each
 
 
 def lock() -> threading.Condition:
@@ -242,19 +241,12 @@ def _end() -> None:
         os._exit(_exit_code)  # an exception would no longer change the exit code
 
 
-def before_fork(function: Callable[[], None]) -> None:
-    """Have ``function()`` called before each fork, when all operators have ended."""
-    _forks.append(function)
-
-
 def _before_fork() -> None:
     """Wait until no worker runs Python code."""
     # MXNet ends its workers before a fork, and Python holds the GIL during a fork: a worker that
     # needs the GIL, to run a function or to return from one, would never end.
     drain()
     _wait_for_callbacks()
-    for function in _forks:
-        function()
 
 
 def _wait_for_callbacks() -> None:

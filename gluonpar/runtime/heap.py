@@ -42,9 +42,7 @@ _POOL_OFFSET, _POOL_BYTES = 72, 64  # of the pool's address in a manager, and of
 # A pool has its context, the addresses at which the workspaces, and the list of pointers to them,
 # begin and end, and the number of workspaces that were drawn.
 _POOL, _ENTRY_BYTES, _DRAWN_OFFSET = struct.Struct("=iiQQ8xQQ8xQ"), (72, 32), 56
-# The sizes of a workspace's two kinds of memory, each behind its address, in nine words.
-_WORKSPACE, _SIZES = ctypes.c_uint64 * 9, (2, 6)
-_this_thread = threading.local()  # .drawn and .spaces, of a pool of _NEW_SIZE
+_this_thread = threading.local()  # .drawn, of a pool of _NEW_SIZE
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
 # ResourceTempSpace<kTempSpace>::ResourceTempSpace(Context, size_t)
 _make_pool = _LIB[
@@ -52,7 +50,7 @@ _make_pool = _LIB[
     "17ResourceTempSpaceILNS_15ResourceRequest4TypeE1EEC1ENS_7ContextEm"
 ]
 _manager.restype = _libc.malloc.restype = ctypes.c_void_p
-_libc.malloc.argtypes, _libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+_libc.malloc.argtypes = [ctypes.c_size_t]
 _make_pool.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
 
 
@@ -103,22 +101,3 @@ def widen() -> None:
         memory.check_layout("pools of workspaces", got, want, f", or set {_VARIABLE}={_NEW_SIZE}")
     place.value = new  # earlier operators may still use the old pool
     _this_thread.drawn = ctypes.c_uint64.from_address(new + _DRAWN_OFFSET)
-    _this_thread.spaces = (_WORKSPACE * _NEW_SIZE).from_address(ends[0])
-
-
-def _free_workspaces() -> None:
-    """Return the memory of this thread's workspaces to the system; no operator may be running.
-
-    Workspaces have many addresses that no operator has used, and Linux forks no process of which a
-    region of addresses is larger than the machine's memory.
-    """
-    spaces = getattr(_this_thread, "spaces", ())
-    used = [(words, at) for words in spaces for at in _SIZES if words[at]]
-    for words, at in used:
-        _libc.free(words[at - 1])
-        words[at - 1] = words[at] = 0
-    if used:
-        _libc.malloc_trim(0)
-
-
-engine.before_fork(_free_workspaces)

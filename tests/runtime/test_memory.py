@@ -136,7 +136,6 @@ def test_nothing_is_kept_of_copies_of_parameters_that_are_dropped():
 
 # Operators on the weights of this layer have workspaces of several MB.
 LARGE_WORKSPACES = """
-import os
 from gluonpar import metrics
 
 X, y = mx.nd.ones((4, 256, 4, 4)), mx.nd.ones((4,))
@@ -204,16 +203,6 @@ for step in (train_batch, gluon_step, pushpull, allreduce_grads, accuracy, run_t
     before = addresses(4, step)
     print(step.__name__, addresses(60, step) - before)
 """
-FORK = """
-before = addresses(60, backward)  # without a step
-child = os.fork()
-if not child:
-    gluon_step()
-    print(before - addresses(1, gluon_step), flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-print(before - addresses(1, gluon_step))
-"""
 
 
 def test_each_step_has_the_workspaces_of_the_step_before():
@@ -221,12 +210,6 @@ def test_each_step_has_the_workspaces_of_the_step_before():
     growth = {name: int(megabytes) for name, megabytes in map(str.split, lines)}
     assert len(growth) == 6
     assert max(growth.values()) < 200, growth  # with others in each step 400 to 1,300
-
-
-def test_a_forked_process_has_none_of_its_parents_workspaces():
-    """Linux forks no process of which one region is larger than the machine's memory."""
-    freed = map(int, run_python(BEFORE + LARGE_WORKSPACES + FORK).split())
-    assert all(megabytes > 800 for megabytes in freed)
 
 
 GRAPHS = """
