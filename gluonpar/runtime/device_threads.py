@@ -25,7 +25,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.base import _LIB
 
-from gluonpar.runtime import tape, threads
+from gluonpar.runtime import heap, tape, threads
 
 _CPU_STRIDE = 1 << 20  # between the seeds of CPU contexts, so that no two parts start alike
 _GPU_STRIDE = pow(127, -1, 1 << 32)  # 127 times this is 1 in 32 bits: the next GPU's number
@@ -62,6 +62,7 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
     def on_thread() -> None:
         try:
             _this.ctx, tape.this_thread.program = ctx, program
+            heap.widen()
             _seed()
             # The context is a new object, because one that is entered twice cannot be left.
             with mx.Context(ctx), mode(training), mx.util.np_shape(np_shape):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import os
 import struct
 import threading
@@ -34,7 +33,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _VARIABLES = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 _SET_BY_USER = not _VARIABLES.isdisjoint(os.environ)
 _libc = ctypes.CDLL(None)
-_steps = itertools.count(1)
+_num_steps = 0  # that have ended
 
 _VARIABLE, _SIZE, _NEW_SIZE = "MXNET_CPU_TEMP_COPY", 4, 256
 _SIZE_SET_BY_USER = _VARIABLE in os.environ
@@ -42,7 +41,6 @@ _POOL_OFFSET, _POOL_BYTES = 72, 64  # of the pool's address in a manager, and of
 # A pool has its context, the addresses at which the workspaces, and the list of pointers to them,
 # begin and end, and the number of workspaces that were drawn.
 _POOL, _ENTRY_BYTES, _DRAWN_OFFSET = struct.Struct("=iiQQ8xQQ8xQ"), (72, 32), 56
-_this_thread = threading.local()  # .drawn, of a pool of _NEW_SIZE
 _manager = _LIB["_ZN5mxnet15ResourceManager3GetEv"]  # mxnet::ResourceManager::Get()
 # ResourceTempSpace<kTempSpace>::ResourceTempSpace(Context, size_t)
 _make_pool = _LIB[
@@ -62,15 +60,24 @@ def keep_freed() -> None:
         _libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+class _OfThread(threading.local):
+    drawn: ctypes.c_uint64 | None = None  # of a pool of _NEW_SIZE
+    num_steps = 0  # when workspaces were drawn from the first one on
+
+
+_this_thread = _OfThread()
+
+
 def end_step(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
     """Have the next step draw the same workspaces; after some steps return free memory.
 
     These are the steps 1, 2, 4, 8, ... A worker of the engine returns free memory to the system
     when the step has computed the arrays of ``after``.
     """
+    global _num_steps
+    _num_steps += 1
     draw_from_first()
-    number = next(_steps)
-    if number & (number - 1) or _SET_BY_USER:
+    if _num_steps & (_num_steps - 1) or _SET_BY_USER:
         return
     arrays = [array for arrays in after for array in arrays]
     if arrays and arrays[0].context.device_type == "cpu":
@@ -80,16 +87,20 @@ def end_step(after: Sequence[Sequence[mx.nd.NDArray]]) -> None:
 
 def draw_from_first() -> None:
     """Have this thread's next operators draw the workspaces from the first one on."""
-    if hasattr(_this_thread, "drawn"):
+    _this_thread.num_steps = _num_steps
+    if _this_thread.drawn is not None:
         _this_thread.drawn.value = 0
 
 
 def widen() -> None:
     """Give this thread's next operators 256 workspaces, unless the user has set another number.
 
-    Raises RuntimeError if the memory of another MXNet has another layout.
+    They draw them from the first one on, if a step has ended since this thread's last call. Raises
+    RuntimeError if the memory of another MXNet has another layout.
     """
-    if _SIZE_SET_BY_USER or hasattr(_this_thread, "drawn"):
+    if _this_thread.num_steps != _num_steps:
+        draw_from_first()
+    if _SIZE_SET_BY_USER or _this_thread.drawn is not None:
         return
     place, cpu = ctypes.c_uint64.from_address(_manager() + _POOL_OFFSET), mx.cpu().device_typeid
     new = _libc.malloc(_POOL_BYTES)  # MXNet frees it at the end

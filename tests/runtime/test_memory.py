@@ -189,6 +189,7 @@ def accuracy():
 
 def run_tasks():
     gluonpar.run_tasks(task, gluonpar.split_and_load(X, ctx), ctx)
+    trainer.step(4)
 
 
 def addresses(calls, function):
