@@ -63,6 +63,7 @@ def call(ctx: mx.Context, function: Callable, *arguments: Any) -> Any:
         try:
             _this.ctx, tape.this_thread.program = ctx, program
             heap.widen()
+            heap.follow_step()
             _seed()
             # The context is a new object, because one that is entered twice cannot be left.
             with mx.Context(ctx), mode(training), mx.util.np_shape(np_shape):

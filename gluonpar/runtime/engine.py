@@ -81,14 +81,12 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
     fields = _ON_COMPLETE_BYTES.from_address(on_complete)  # finish() frees it
     address, engine, param = _ON_COMPLETE.unpack_from(fields)
     finish = _finish_at(address)
+    settles: Sequence[mx.nd.NDArray] = ()
+    complete = None  # made where it is needed, as most operators neither call it nor fail
     try:
         function, ends_by_call, settles = _pending.pop(ticket)
-    except KeyError:  # forgotten by drain()
-        _ending(finish, engine, param)(f"operator {ticket} was forgotten")
-        return
-    complete = _ending(finish, engine, param, settles) if ends_by_call else None
-    try:
-        if complete:
+        if ends_by_call:
+            complete = _ending(finish, engine, param, settles)
             function(complete)
         else:
             function()
@@ -101,7 +99,7 @@ def _called(_context: int | None, on_complete: int, ticket: int) -> None:
 
 
 def _ending(
-    finish: Callable, engine: int, param: int, settles: Sequence[mx.nd.NDArray] = ()
+    finish: Callable, engine: int, param: int, settles: Sequence[mx.nd.NDArray]
 ) -> Callable[..., None]:
     """Return ``complete``, which ends an operator when it is called first."""
     finishes = [finish]

@@ -92,14 +92,17 @@ def draw_from_first() -> None:
         _this_thread.drawn.value = 0
 
 
+def follow_step() -> None:
+    """Call :func:`draw_from_first`, if a step has ended, on any thread, since this thread did."""
+    if _this_thread.num_steps != _num_steps:
+        draw_from_first()
+
+
 def widen() -> None:
     """Give this thread's next operators 256 workspaces, unless the user has set another number.
 
-    They draw them from the first one on, if a step has ended since this thread's last call. Raises
-    RuntimeError if the memory of another MXNet has another layout.
+    Raises RuntimeError if the memory of another MXNet has another layout.
     """
-    if _this_thread.num_steps != _num_steps:
-        draw_from_first()
     if _SIZE_SET_BY_USER or _this_thread.drawn is not None:
         return
     place, cpu = ctypes.c_uint64.from_address(_manager() + _POOL_OFFSET), mx.cpu().device_typeid
