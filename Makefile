@@ -78,7 +78,7 @@ test-cuda: ## install mxnet-cu112 (2 GB) into VENV_CUDA and test it; needs gcc, 
 # tools/cuda_sim/README.md says how GPUs are simulated. NVIDIA's libraries are not installed. Each
 # of pytest's processes has nine GPUs of its own: eight, and one that no test has used before.
 GPU_SIM_TESTS := --device gpu-sim $(addprefix tests/,adapters batch_norm checkpoint collectives gluon \
-	gpu_sim gradients models plans runtime/test_array_memory.py step)
+	gpu_sim gradients models runtime/test_array_memory.py step) --ignore=tests/adapters/test_data_loader.py
 GPU_SIM = $(VENV_GPU_SIM)/bin/python tools/cuda_sim --kernels --num-gpus 9 --bytes 1000000000 \
 	$(PYTEST:$(BIN)/%=$(VENV_GPU_SIM)/bin/%)
 
@@ -89,10 +89,10 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
 
-# Signals, forks and the engine know no NumPy, nor does it matter to which gradients of a program count.
-NUMPY2_TESTS := gluonpar $(addprefix tests/,adapters batch_norm checkpoint collectives gluon gradients install \
-	models plans $(patsubst %,runtime/test_%.py,array_memory cached_op devices thread_pool) step training) \
-	--deselect tests/gradients/test_which_gradients_count.py::test_programs_of_any_order_train_as_one
+# Processes, memory, forks and the engine know no NumPy, nor do the laws of which gradients count.
+NUMPY2_TESTS := gluonpar $(addprefix tests/,adapters batch_norm checkpoint collectives gluon install models plans \
+	runtime/test_array_memory.py runtime/test_devices.py step training) \
+	-k 'not own_threads and not memory_is_constant and not signal and not weights_may_be_updated'
 
 test-numpy2: $(VENV_NUMPY2)/.numpy2 ## run the quick tests of all but processes and the project with NumPy 2
 	$(PYTEST:$(BIN)/%=$(VENV_NUMPY2)/bin/%) -m 'not slow' $(NUMPY2_TESTS) $(ARGS)

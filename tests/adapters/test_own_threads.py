@@ -9,7 +9,7 @@ from mxnet import autograd
 
 import gluonpar
 from tests.support.contexts import contexts
-from tests.support.processes import run_python
+from tests.support.processes import run_fork
 
 CTX = contexts(3)
 BATCHES = 1000
@@ -89,4 +89,4 @@ print(run(2, 40), run(40, 1), run(40, 1))
 
 
 def test_a_program_whose_threads_end_is_warned_once_and_others_are_not():
-    assert run_python(PROGRAM) == "[] [('RuntimeWarning', True)] []\n"
+    assert run_fork(PROGRAM) == "[] [('RuntimeWarning', True)] []\n"

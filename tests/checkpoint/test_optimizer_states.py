@@ -123,12 +123,16 @@ def made(optimizer, options):
     return kind(**{name: v() if callable(v) else v for name, v in options.items()})
 
 
+@functools.lru_cache(None)
+def expected(case):
+    optimizer, options, _ = CASES[case]
+    return runs.stock(made(optimizer, options), data=[*runs.batches(), *runs.batches()])
+
+
 @pytest.mark.filterwarnings("ignore:the saved learning-rate schedule")  # and see below
 @pytest.mark.filterwarnings("ignore:.* is saved as a pickle")
 @pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize(
-    ("ks", "algorithm"), [((2, 2), None), ((2, 2), "ring"), ((3, 2), None), ((1, 3), "ring")]
-)
+@pytest.mark.parametrize(("ks", "algorithm"), [((2, 2), None), ((3, 2), None), ((1, 3), "ring")])
 @pytest.mark.parametrize("case", CASES)
 def test_training_continues_by_the_saved_optimizer_as_in_gluon_trainer(
     case, ks, algorithm, tmp_path
@@ -149,7 +153,7 @@ def test_training_continues_by_the_saved_optimizer_as_in_gluon_trainer(
     for one, two, k in ((net, trainer, ks[0]), (again, other, ks[1])):
         runs.train(one, two, data[4:], contexts(k))
         if case != "LBSGD":  # see test_lbsgd_adds_up_gradients
-            assert_as_one(one, runs.stock(made(optimizer, saved), data=data))
+            assert_as_one(one, expected(case))
     assert_as_one(again, runs.values(net))
     if ks[0] == ks[1]:
         assert_same_bits(net, again)

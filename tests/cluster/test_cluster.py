@@ -50,11 +50,19 @@ def reference(num_devices):
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, tmp_path):
-    """The job also calls all collectives; some batches leave devices and ranks without samples."""
-    succeed(mpirun((ranks, rank_command("training", "as_one", tmp_path))))
-    for num_devices in (1, 2, 3):
+@pytest.mark.parametrize(
+    "ranks, of_rank", [(2, (1, 3)), pytest.param(3, (2,), marks=pytest.mark.slow)]
+)
+def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, of_rank, tmp_path):
+    """The job also calls all collectives; some batches leave devices and ranks without samples.
+
+    Inside local() one rank is a program of one process, to the bit.
+    """
+    alone = tmp_path / "local"
+    alone.mkdir()
+    tasks = ["as_one", tmp_path, *of_rank, "+", "local", alone]
+    succeed(mpirun((ranks, rank_command("training", *tasks))))
+    for num_devices in of_rank:
         got = np.load(tmp_path / f"{num_devices}.npz")
         for name, want in reference(ranks * num_devices).items():
             if name.startswith("bits"):
@@ -63,12 +71,23 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, t
             # their rounding error by up to 1 / sqrt(1e-5): 316 * 6e-8 with lr = 0.1 is 2e-6.
             atol = 2e-6 if name.startswith(("by_towers", "by_sync_batch_norm")) else 1e-7
             np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=atol)
+    got = np.load(alone / "2.npz")
+    for name, want in reference(2).items():
+        np.testing.assert_array_equal(got[name], want)
 
 
 @needs_mpi
-@pytest.mark.parametrize("ranks, number", [(2, 2), pytest.param(3, 12, marks=pytest.mark.slow)])
-def test_ranks_train_as_one_whatever_is_done_between_steps(ranks, number):
-    succeed(mpirun((ranks, rank_command("training", "programs", number))))
+@pytest.mark.parametrize(
+    "ranks, tasks",
+    [
+        (2, "programs 2 + batches_left_out some + unlike_programs 2"),
+        pytest.param(3, "programs 6 + unlike_programs 12", marks=pytest.mark.slow),
+        pytest.param(2, "batches_left_out in_all_ways", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_train_as_one_whatever_is_done_between_steps_or_are_told(ranks, tasks):
+    """Gradients of batches that are left out do not count on any rank."""
+    succeed(mpirun((ranks, rank_command("training", *tasks.split()))))
 
 
 @needs_mpi
@@ -83,26 +102,6 @@ def test_a_rank_that_does_not_know_the_shapes_in_the_first_step_ends_the_job_wit
     code, _, err = ended(mpirun((2, rank_command("failures", "first_step_without_samples"))))
     [line] = lines_of_ours(err)
     assert code == 1 and re.search("rank 1 .* Parameter 'dense0_weight' .* one batch", line), err
-
-
-@needs_mpi
-@pytest.mark.parametrize("ranks, number", [(2, 3), pytest.param(3, 20, marks=pytest.mark.slow)])
-def test_a_rank_that_does_something_else_is_told_to_all_or_changes_nothing(ranks, number):
-    succeed(mpirun((ranks, rank_command("training", "unlike_programs", number))))
-
-
-@needs_mpi
-def test_inside_local_one_rank_is_a_program_of_one_process(tmp_path):
-    succeed(mpirun((2, rank_command("training", "local", tmp_path))))
-    got = np.load(tmp_path / "2.npz")
-    for name, want in reference(2).items():
-        np.testing.assert_array_equal(got[name], want)
-
-
-@needs_mpi
-@pytest.mark.parametrize("how", ["some", pytest.param("in all ways", marks=pytest.mark.slow)])
-def test_gradients_of_batches_that_are_left_out_do_not_count_on_any_rank(how):
-    succeed(mpirun((2, rank_command("training", "batches_left_out", how))))
 
 
 @needs_mpi
@@ -128,12 +127,12 @@ def test_the_header_counts_the_devices_of_all_ranks():
 
 
 def fails(rank, fault, end, **environment):
-    """An entry of FAULTS: a job of three ranks in which ``rank`` fails."""
+    """An entry of FAULTS: a job in which ``rank`` fails."""
     words, line = rank_command("failures", fault, rank), rf"rank {rank} \(pid \d+ on .*\) {end}"
     return words, line, {"GLUONPAR_TIMEOUT": str(SECONDS), **environment}
 
 
-# Per job of three ranks: their command, the line without its ends, and the environment.
+# Per job: the ranks' command, the line without its ends, and the environment.
 WAITS = r"operation 12 \(allreduce of 1,000 float32\)"
 NO_RESPONSE = f"has not responded for .* and {WAITS} waits for it"
 LEFT = f"has ended its program, and {WAITS} waits for it"
@@ -156,18 +155,20 @@ def pids(out):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    "names",
+    "ranks, names",
     [
-        QUICK_FAULTS,
-        pytest.param([name for name in FAULTS if name not in QUICK_FAULTS], marks=pytest.mark.slow),
+        (2, QUICK_FAULTS),
+        pytest.param(
+            3, [name for name in FAULTS if name not in QUICK_FAULTS], marks=pytest.mark.slow
+        ),
     ],
     ids=["quick", "others"],
 )
-def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
+def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(ranks, names):
     """The jobs run together, as they wait most of the time."""
 
     def run(name):
-        return ended(mpirun((3, FAULTS[name][0]), **FAULTS[name][2]))
+        return ended(mpirun((ranks, FAULTS[name][0]), **FAULTS[name][2]))
 
     with concurrent.futures.ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
         for name, (code, out, err) in zip(names, pool.map(run, names)):
@@ -178,7 +179,7 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(names):
             assert len({*named}) == len(named) and ("operation 12" in named) >= (name == "hang")
             [ends] = {end for end in lines if not end.endswith("goes on")}
             assert re.fullmatch(f"gluonpar: {FAULTS[name][1]}; the job ends", ends), (name, err)
-            assert code == 1 and len(pids(out)) == 3, (name, code, out, err)
+            assert code == 1 and len(pids(out)) == ranks, (name, code, out, err)
             wait_until(lambda: not any(map(runs, pids(out))))  # noqa: B023
 
 
@@ -211,8 +212,9 @@ def test_a_rank_may_go_on_alone_for_longer_than_the_time_limit_after_the_others_
 def test_a_rank_that_responds_is_waited_for_and_named(stopped, tmp_path):
     """Also where all ranks were stopped meanwhile, as after Ctrl-Z, for longer than the limits."""
     limits = {"GLUONPAR_TIMEOUT": "2", "GLUONPAR_STALL_TIMEOUT": "10"}
-    job = mpirun((3, rank_command("failures", "late", tmp_path)), **limits)
-    line, ranks = "", [line_of(job).strip() for _ in range(3)]
+    size = 3 if stopped else 2
+    job = mpirun((size, rank_command("failures", "late", tmp_path)), **limits)
+    line, ranks = "", [line_of(job).strip() for _ in range(size)]
     # What is tested is how the 11 s are counted; 1 s is for two of them to wait for the third.
     for seconds, number in ((1, signal.SIGSTOP), (11, signal.SIGCONT)) if stopped else ():
         time.sleep(seconds)
@@ -270,7 +272,8 @@ def test_different_arguments_of_ranks_are_one_error_that_names_them():
 @needs_mpi
 @pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_one_rank_does_differently_is_an_error_of_all_that_names_it(num_devices, tmp_path):
-    command = rank_command("unlike", num_devices, tmp_path)
+    number = 12 if num_devices == 1 else 30
+    command = rank_command("unlike", num_devices, tmp_path, number)
     out, err = succeed(mpirun((2, command)))
     assert [*filter(None, out.splitlines())] == ["33 differences"] * 2, out
 

@@ -30,9 +30,8 @@ MORE_WAYS = (("three passes", "run_tasks", 1), ("a head first", "a thread each",
 @pytest.mark.parametrize(
     "kvstore, k, ways",
     [
-        (None, 2, WAYS),
         *((kvstore, 3, WAYS + MORE_WAYS) for kvstore in (None, "own loop")),
-        ("ring", 3, WAYS[::2]),
+        ("ring", 2, WAYS[::2]),
     ],
 )
 @pytest.mark.parametrize("name", any_program.NAMED)

@@ -48,7 +48,16 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("first", FIRST.values(), ids=[*FIRST])
+QUICK = "mxnet first", "a name", "a module", "a search"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(program, id=name, marks=[pytest.mark.slow] * (name not in QUICK))
+        for name, program in FIRST.items()
+    ],
+)
 def test_whatever_is_imported_first_mxnets_classes_get_what_gluonpar_gives_them(first):
     done = python(
         f"{first}\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gluonpar.runtime import engine, memory
-from tests.support.processes import end_python
+from tests.support.processes import end_fork
 
 WAYS = {"worker": {}, "prioritized": {"prioritized": True}, "inline": {"inline": True}}
 all_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -132,7 +132,7 @@ def test_a_prioritized_function_does_not_queue_behind_the_contexts_operators(ctx
 
 def python(program):
     start = "import gluonpar, os, sys, mxnet as mx\nfrom gluonpar.runtime import engine\n"
-    return end_python(start + program)
+    return end_fork(start + program)
 
 
 def test_functions_pending_at_exit_run_and_errors_are_printed():

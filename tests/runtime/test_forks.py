@@ -1,6 +1,6 @@
 """A forked process computes as its parent does, and reports none of its parent's errors."""
 
-from tests.support.processes import end_python, run_python
+from tests.support.processes import end_fork, run_fork
 
 START = """
 import os, signal, sys, threading
@@ -27,7 +27,7 @@ def forked(function, code=0):
 
 
 def succeeds(program):
-    assert run_python(START + program + "\nprint('done')") == "done\n"
+    assert run_fork(START + program + "\nprint('done')") == "done\n"
 
 
 def test_large_sums_are_right_in_a_fork_in_a_fork_of_it_and_in_the_parent_again():
@@ -110,6 +110,6 @@ engine.push(lambda: 1 / 0, mx.cpu(0), writes=[a])
 forked(lambda: None)
 print("went on")
 """
-    done = end_python(START + program)
+    done = end_fork(START + program)
     assert (done.returncode, done.stdout) == (1, "went on\n")
     assert done.stderr.count("ZeroDivisionError: ") == 1

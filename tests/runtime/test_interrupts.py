@@ -14,7 +14,7 @@ import gluonpar
 from gluonpar import collectives
 from gluonpar.collectives import executor
 from gluonpar.runtime import engine, interrupts
-from tests.support.processes import run_python
+from tests.support.processes import run_fork
 
 INTERRUPTED = pathlib.Path(__file__).parents[1] / "support" / "interrupted.py"
 CTX = [mx.cpu(0), mx.cpu(1)]
@@ -100,14 +100,14 @@ WORK = ["Allreduce", "Hops", "TrainBatch", "Trainer", "RunTasks", "Data"]
 @pytest.mark.parametrize("number", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_after_handlers_that_raise_replicas_are_alike_and_train_as_one_device_does(work, number):
     """Ctrl-C, and a time limit by SIGALRM, at random moments."""
-    printed = run_python(INTERRUPTED.read_text(), work, number, seconds=500)
+    printed = run_fork(INTERRUPTED.read_text(), work, number)
     assert printed == f"{work}: {number} signals, alike: True, goes on: True\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORK)
 def test_sys_exit_in_a_handler_ends_the_process_with_its_code_and_prints_nothing(work):
-    printed = run_python(INTERRUPTED.read_text(), work, 40, "exits", seconds=500)
+    printed = run_fork(INTERRUPTED.read_text(), work, 40, "exits")
     assert printed == f"{work}: 40 exits, wrong: 0\n"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gluonpar.install import compatibility
-from tests.support.processes import end_python, run_python
+from tests.support.processes import end_python, run_fork
 
 RETURNS = """
 import gluonpar
@@ -51,7 +51,7 @@ for step in (train_batch, trainer, trainer, other):  # the steps 1 to 4 of the p
 
 
 def test_freed_memory_is_returned_after_steps_1_2_and_4_whatever_trains():
-    returned = [float(megabytes) for megabytes in run_python(RETURNS).split()]
+    returned = [float(megabytes) for megabytes in run_fork(RETURNS).split()]
     first, second, third, fourth = returned
     assert min(first, second, fourth) > 100, returned
     assert abs(third) < 50, returned  # kept: most steps use again what the one before has freed
@@ -105,7 +105,7 @@ def peak():
     ids=["images evaluated", "networks dropped"],
 )
 def test_the_peak_does_not_grow_with(program, margin):
-    low, high = map(int, run_python(BEFORE + program).split())
+    low, high = map(int, run_fork(BEFORE + program).split())
     assert high < low + margin, (low, high)
 
 
@@ -130,7 +130,7 @@ for _ in range(2):
 
 def test_nothing_is_kept_of_copies_of_parameters_that_are_dropped():
     """Whether they were used, or summed, or neither; the tape keeps the last recordings."""
-    before, after = map(int, run_python(BEFORE + COPIES).split())
+    before, after = map(int, run_fork(BEFORE + COPIES).split())
     assert after - before < 2_000  # of 1,200 copies
 
 
@@ -207,7 +207,7 @@ for step in (train_batch, gluon_step, pushpull, allreduce_grads, accuracy, run_t
 
 
 def test_each_step_has_the_workspaces_of_the_step_before():
-    lines = run_python(BEFORE + LARGE_WORKSPACES + GROWTH).splitlines()
+    lines = run_fork(BEFORE + LARGE_WORKSPACES + GROWTH).splitlines()
     growth = {name: int(megabytes) for name, megabytes in map(str.split, lines)}
     assert len(growth) == 6
     assert max(growth.values()) < 200, growth  # with others in each step 400 to 1,300
@@ -234,7 +234,7 @@ def resident():
 
 def test_nothing_is_kept_of_a_networks_graphs_that_are_made_again():
     """Text of a graph, which MXNet's tojson() would keep, is 50 KB in this network."""
-    before, after = map(int, run_python(BEFORE + RESIDENT + GRAPHS).split())
+    before, after = map(int, run_fork(BEFORE + RESIDENT + GRAPHS).split())
     assert after - before < 1_200  # KB, of 60 graphs
 
 

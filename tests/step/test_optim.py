@@ -12,7 +12,7 @@ from gluonpar.collectives import host
 from gluonpar.optim import sgd
 from gluonpar.replicas import get_params
 from tests.support.contexts import device
-from tests.support.processes import run_python
+from tests.support.processes import run_fork
 
 
 def params_of(weights, grads, dtype="float32", ctx=None):
@@ -61,7 +61,7 @@ assert [param.asscalar() for param in params] == [-i for i in range(62)]
 
 @pytest.mark.parametrize("by", ["host", "operator"])
 def test_a_resnets_62_parameters_are_all_updated(by):
-    run_python(SIXTY_TWO, by)
+    run_fork(SIXTY_TWO, by)
 
 
 @pytest.fixture(params=["host", "operator"])

@@ -10,11 +10,13 @@ A program ends where its batches cannot be told apart (:class:`batch_passes.Cann
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import pathlib
 import tempfile
+from typing import NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -60,6 +62,10 @@ BY_HAND = ("left out", "allreduce_grads", "train_batch")
 def samples(n, seed):
     X = np.random.RandomState(seed).normal(size=(n, 3)).astype("float32")
     return X, np.arange(n) % NUM_WORDS
+
+
+def values_of(param, seed):
+    return mx.nd.array(np.random.RandomState(seed).normal(0, 0.5, param.shape))
 
 
 class Net(gluon.HybridBlock):
@@ -118,15 +124,15 @@ class Side:
     def __init__(self, make_trainer, k, sparse, two):
         self.make_trainer, self.ctx = make_trainer, contexts(k)
         self.net, self.other = Net(sparse), nn.Dense(2, in_units=3, prefix="other_")
-        self.collect_params().initialize(ctx=self.ctx)
+        self.params = [*self.collect_params().values()]
+        for param in self.params:
+            param.initialize(mx.init.Constant(values_of(param, 0)), self.ctx)
         heads = [OneHead(self.net.body, head) for head in (self.net.a, self.net.b)]
         self.models = [self.net, *heads, self.other, Evens(*heads)]
-        for i in range(len(self.params)):
-            self.set_data(i, 0)
         params = self.params
         self.parts = [params[:-1], params[-1:]] if two else [params]
         self.trainers = [*map(make_trainer, self.parts)]
-        self.stale = []  # whether gradients are missing in each step that comes
+        self.stale = []  # whether gradients are missing in each step of an event
         # By network, until it is used: the last batch of each rank, and its params.
         self.unused = {}
         self.by_hands = self.make_hand(self.ctx)
@@ -135,10 +141,6 @@ class Side:
         params = self.other.collect_params()
         params.update(self.net.collect_params())
         return params
-
-    @property
-    def params(self):
-        return [*self.collect_params().values()]
 
     def mine(self, n):
         """The samples of a batch of n that this rank has."""
@@ -383,8 +385,7 @@ class Side:
         block.collect_params().setattr("grad_req", grad_req)
 
     def set_data(self, i, seed):
-        param, rng = self.params[i], np.random.RandomState(seed)
-        param.set_data(mx.nd.array(rng.normal(0, 0.5, param.shape)))
+        self.params[i].set_data(values_of(self.params[i], seed))
 
     def zero_grad(self, t):
         for param in self.parts[t]:
@@ -514,31 +515,52 @@ def event(name, *arguments):
     return st.tuples(st.just(name), st.tuples(*arguments))
 
 
-def check(kvstore, optimizer, sparse, k, program, two=False, kvstore_beside=None):
-    """Check that all devices train as one, and return how many events could be told."""
-    options, make = OPTIMIZERS[optimizer], trainers_of(kvstore, optimizer)
-    want = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
-    got = Side(make, k, sparse, two)
-    got.stale = want.stale
-    of_mxnet, seen, number = beside.Network(kvstore_beside), [], 0
+class Expected(NamedTuple):
+    """What MXNet alone has after an event."""
+
+    values: list
+    by_hands: list
+    stale: list  # whether gradients were missing, of each step
+    fresh: tuple  # the numbers of parameters with gradients that are not used, before and after
+
+
+def expected(optimizer, sparse, program, two):
+    """Do the events of a program with MXNet alone, and yield what it has after each."""
+    options = OPTIMIZERS[optimizer]
+    side = Alone(lambda params: stock_trainer(params, optimizer, dict(options)), 1, sparse, two)
     for name, arguments in program:
+        if name == "beside":
+            yield None
+            continue
+        before, side.stale = side.fresh(), []
+        getattr(side, name)(*arguments)
+        values = [param.data().asnumpy() for param in side.params]
+        yield Expected(values, side.by_hands.values(), side.stale, (before, side.fresh()))
+
+
+def check(kvstore, optimizer, sparse, k, program, two=False, kvstore_beside=None, want=None):
+    """Check that all devices train as one, and return how many events could be told."""
+    got = Side(trainers_of(kvstore, optimizer), k, sparse, two)
+    with_beside = any(name == "beside" for name, _ in program)
+    of_mxnet, seen, number = with_beside and beside.Network(kvstore_beside), [], 0
+    for (name, arguments), one in zip(program, want or expected(optimizer, sparse, program, two)):
         if name == "beside":
             seen.append(of_mxnet.do(*arguments))
             number += 1
             continue
-        before, unused = want.fresh(), {**got.unused}
-        getattr(want, name)(*arguments)
+        unused, got.stale = {**got.unused}, [*one.stale]
         try:
             getattr(got, name)(*arguments)
         except CannotBeTold:
             break
         if name in USES:
+            before, after = one.fresh
             for key, (batches, params) in [*got.unused.items()]:
                 written = before if unused.get(key, [()])[0] is batches else params
-                if (written & params) - want.fresh() - {"hand"}:
+                if (written & params) - after - {"hand"}:
                     del got.unused[key]
-        assert_as_one(got, [param.data().asnumpy() for param in want.params], 1e-4)
-        for (value,), (first, *others) in zip(want.by_hands.values(), got.by_hands.values()):
+        assert_as_one(got, one.values, 1e-4)
+        for (value,), (first, *others) in zip(one.by_hands, got.by_hands.values()):
             np.testing.assert_allclose(first, value, 1e-4, 1e-5)
             for other in others:
                 assert other.tobytes() == first.tobytes()
@@ -706,10 +728,18 @@ def named(way, least_samples=1):
 NAMED = [*named("")]
 
 
-def check_named(name, kvstore, k, way):
-    program = named(way, cluster.size())[name]  # each rank has a sample
+@functools.lru_cache(None)
+def expected_of_named(name, way, least_samples):
+    """Return a program, whether it has two Trainers, and what is expected after each event."""
+    program = named(way, least_samples)[name]
     two = any(arguments[0] == -1 for _, arguments in program)
-    assert check(kvstore, "sgd", False, k, program, two) == len(program), "it cannot be told"
+    return program, two, [*expected("sgd", False, program, two)]
+
+
+def check_named(name, kvstore, k, way):
+    program, two, want = expected_of_named(name, way, cluster.size())  # each rank has a sample
+    number = check(kvstore, "sgd", False, k, program, two, want=want)
+    assert number == len(program), "it cannot be told"
 
 
 def law(kvstore, optimizer, sparse, num_programs, least_samples=1, unlike=False):

@@ -1,8 +1,12 @@
 """Running a Python program in a process of its own, what the system says of one, and waiting."""
 
+import atexit
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
@@ -33,6 +37,57 @@ def end_python(program: str, *arguments, **options):
 def run_python(program: str, *arguments, **options) -> str:
     """Run the program as ``end_python`` does; it succeeds. Return what it printed."""
     done = end_python(program, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Importing MXNet takes longer than most of these programs. The process that is forked has computed
+# nothing. A child leaves the loop, and ends as any program does. In a fork MXNet computes each
+# operator on one thread.
+FORKED = """
+import json, os, sys
+import gluonpar.training.run
+for line in sys.stdin:
+    program, arguments, environment, *files = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitpid(child, 0)[1], flush=True)
+else:
+    sys.exit()
+for i, name in enumerate((os.devnull, *files)):
+    os.dup2(os.open(name, os.O_RDWR), i)
+os.environ.clear()
+os.environ.update(environment)
+sys.argv[1:] = arguments
+exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+"""
+
+
+@functools.lru_cache(None)
+def _forked():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", FORKED]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, **pipes)
+    atexit.register(process.communicate)  # it ends with its input
+    return process
+
+
+def end_fork(program: str, *arguments):
+    """Run the program as ``end_python`` does, where gluonpar and MXNet have been imported."""
+    process, words = _forked(), [*map(str, arguments)]
+    with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        request = program, words, dict(os.environ), out.name, err.name
+        print(json.dumps(request), file=process.stdin, flush=True)
+        status = int(process.stdout.readline())
+        code = -(status & 127) or status >> 8
+        return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+
+def run_fork(program: str, *arguments) -> str:
+    """Run the program as ``end_fork`` does; it succeeds. Return what it printed."""
+    done = end_fork(program, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,4 +1,7 @@
-"""A rank of a job that trains: ``python -m tests.support.ranks.training TASK ARGUMENT...``."""
+"""A rank of a job that trains: ``python -m tests.support.ranks.training TASK ARGUMENT...``.
+
+Several tasks are separated by ``+``.
+"""
 
 import contextlib
 import functools
@@ -357,7 +360,8 @@ def queued():
     assert in_time == [True]
 
 
-def as_one(folder):
+def as_one(folder, *numbers):
+    """Check what ranks do together, and train on these numbers of devices per rank."""
     collectives.draws()
     collectives.exchanged()
     process_collectives.PIECE_BYTES = 64  # messages in pieces, as those above 1 GiB are
@@ -373,7 +377,7 @@ def as_one(folder):
     joined()
     queued()
     collectives.running_statistics_of_ranks(folder)
-    for num_devices in (1, 2, 3):
+    for num_devices in numbers:
         save(folder, num_devices)
 
 
@@ -423,12 +427,10 @@ def batches_left_out(how):
     doors = [*itertools.product((None, "own loop"), (1, 2))]
     for program, name in enumerate(any_program.NAMED):
         for i, way in enumerate(ways):
-            if how == "some" and (program + i) % 2:
+            if how == "some" and (program + i) % len(ways):
                 continue
-            first = i + program // 2  # the doors take turns
-            for number in range(first, first + (1 if how == "some" else 2)):
-                kvstore, k = doors[number % len(doors)]
-                any_program.check_named(name, kvstore, k, way)
+            kvstore, k = doors[(i + program // 2) % len(doors)]  # they take turns
+            any_program.check_named(name, kvstore, k, way)
     evaluated = runs.kernels_trained(gluonpar.Trainer, "nag", 2, cluster.is_main())
     assert {*evaluated} == {cluster.gather(evaluated)[0][0]}, "an evaluation on rank 0"
     for make in (gluonpar.Trainer, any_program.OwnLoop):
@@ -467,4 +469,6 @@ def on_gpus(folder):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    for task in " ".join(sys.argv[1:]).split(" + "):
+        name, *arguments = task.split()
+        globals()[name](*arguments)
