@@ -47,7 +47,7 @@ def network():
 
 def train(args):
     """Train as the options say, and return the network."""
-    ctx, data = args.ctx, dataset.load(args.dataset, limit=args.limit)
+    ctx, data = args.ctx, args.data
 
     net = network()
     mx.random.seed(args.seed)
@@ -119,6 +119,10 @@ def parse(argv=None):
         args.ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)  # of this rank
     except ValueError as error:
         parser.error(f"--num-gpus: {error}")
+    try:
+        args.data = dataset.load(args.dataset, limit=args.limit)
+    except (OSError, ValueError) as error:
+        parser.error(f"--dataset or --limit: {error}")
     try:
         if args.save_dir:
             args.save_dir.mkdir(parents=True, exist_ok=True)

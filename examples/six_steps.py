@@ -22,6 +22,7 @@ from mxnet import autograd, gluon
 
 def train(args):
     """Train as the options say, and return the network."""
+    data = args.data
     np.random.seed(args.seed)  # the order of the samples; rank 0's is that of all
     mx.random.seed(args.seed)  # the initial values, too
 
@@ -29,7 +30,6 @@ def train(args):
     ctx = [mx.gpu(cluster.local_rank())] if mx.context.num_gpus() else [mx.cpu()]
 
     # 3. Of every batch each rank loads its part; batch_size is that of all ranks.
-    data = dataset.load(args.dataset, limit=args.limit)
     samples = gluon.data.ArrayDataset(data.train_images, data.train_labels)
     loader = gluonpar.DataLoader(samples, args.batch_size, shuffle=True)
 
@@ -85,6 +85,10 @@ def parse(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", metavar="FILE", help="write a checkpoint after every epoch")
     args = parser.parse_args(argv)
+    try:
+        args.data = dataset.load(args.dataset, limit=args.limit)
+    except (OSError, ValueError) as error:
+        parser.error(f"--dataset or --limit: {error}")
     can_save = not args.save or pathlib.Path(args.save).parent.is_dir()
     if not cluster.gather(can_save)[0]:  # rank 0 writes
         parser.error(f"--save {args.save}: there is no such folder; make it, or give another")

@@ -113,7 +113,7 @@ SUMS = {"trainer": Trainer, "kvstore": Kvstore, "by-hand": ByHand}
 
 def train(args):
     """Train as the options say, and return the network."""
-    ctx, data = args.ctx, dataset.load(args.dataset, limit=args.limit)
+    ctx, data = args.ctx, args.data
     images, test_images = (x.transpose(0, 2, 3, 1) for x in (data.train_images, data.test_images))
 
     samples = gluon.data.ArrayDataset(images, data.train_labels).transform_first(augment)
@@ -187,6 +187,10 @@ def parse(argv=None):
         args.ctx = list(devices.choose(args.num_gpus, device=args.device).ctx)
     except ValueError as error:
         parser.error(f"--num-gpus: {error}")
+    try:
+        args.data = dataset.load(args.dataset, limit=args.limit)
+    except (OSError, ValueError) as error:
+        parser.error(f"--dataset or --limit: {error}")
     try:
         if args.save_dir:
             args.save_dir.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ import time
 from unittest import mock
 from typing import Dict, List, Mapping
 
-BATCH_SIZE, WARM_UP, NUM_STEPS, BLOCKS = 256, 3, 6, 3
+BATCH_SIZE, WARM_UP, NUM_STEPS, BLOCKS = 256, 2, 4, 3
 NETWORKS = ("LeNet", "perceptron")
 HALF, ALL, TWO = "1 device, half of the cores", "1 device, all cores", "2 devices, all cores"
 GRADIENTS = "2 devices, gradients only"

@@ -134,7 +134,7 @@ def simulate(
     >>> simulate("ring", 4, 1e6, "nvswitch").seconds < simulate("ring", 4, 1e6, "ethernet").seconds
     True
     """
-    hops, (steps, src, dst), counts, of_hop = _messages(algorithm, num_devices)
+    hops, (steps, src, dst), parts, of_hop = _messages(algorithm, num_devices)
     if isinstance(topology, str):
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, got {topology!r}")
@@ -144,8 +144,8 @@ def simulate(
     if not 0 <= num_bytes < math.inf:
         raise ValueError(f"num_bytes must be a finite number of at least 0, got {num_bytes}")
     routes = topology.routes[src, dst]
-    latency, sent = topology.latency[routes].sum(axis=1), counts * (num_bytes / num_chunks(hops))
-    begin, end, now = np.zeros(len(counts)), np.zeros(len(counts)), 0.0
+    latency, sent = topology.latency[routes].sum(axis=1), parts * num_bytes
+    begin, end, now = np.zeros(len(parts)), np.zeros(len(parts)), 0.0
     bounds = np.flatnonzero(np.diff(steps, prepend=-1, append=-1))
     for step in map(slice, bounds, bounds[1:]):
         begin[step] = now
@@ -161,7 +161,7 @@ def _named(topology: str, num_devices: int) -> Topology:
 
 @functools.lru_cache(1)  # the plan for 1,024 devices takes seconds, and has millions of hops
 def _messages(algorithm: str, num_devices: int) -> tuple:
-    """Return hops, messages (step, sender, receiver), their numbers of chunks, each hop's message.
+    """Return hops, messages (step, sender, receiver), their parts of the bytes, each hop's message.
 
     The messages are in the order of their steps.
     """
@@ -171,7 +171,7 @@ def _messages(algorithm: str, num_devices: int) -> tuple:
     shape = (num_steps(hops), num_devices, num_devices)
     codes = np.ravel_multi_index((steps, src, dst), shape)
     messages, of_hop, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    return hops, np.unravel_index(messages, shape), counts, of_hop
+    return hops, np.unravel_index(messages, shape), counts / num_chunks(hops), of_hop
 
 
 def share(

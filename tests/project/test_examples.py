@@ -113,9 +113,11 @@ def test_two_ranks_print_what_one_process_prints(name, options, capsys):
     [
         ("six_steps", "--batch-size", "0"),
         ("six_steps", "--limit", "-1"),
+        ("six_steps", "--limit", "60001"),
         ("six_steps", "--save", "absent/a.ckpt"),
         ("several_processes", "--num-gpus", "0"),
         ("several_processes", "--batch-size", "0"),
+        ("several_processes", "--limit", "60001"),
         ("several_processes", "--save-dir", "/dev/null/out"),
         ("fine_tuning", "--num-gpus", "0"),
         ("fine_tuning", "--batch-size", "0"),
@@ -124,13 +126,14 @@ def test_two_ranks_print_what_one_process_prints(name, options, capsys):
         ("language_model", "--data", "absent.txt"),
         ("training_loop", "--num-gpus", "0"),
         ("training_loop", "--batch-size", "0"),
+        ("training_loop", "--limit", "60001"),
         ("training_loop", "--save-dir", "/dev/null/out"),
     ],
 )
 def test_an_option_that_cannot_be_met_ends_the_program_with_one_line(name, option, value, capsys):
     parse = runpy.run_path(str(EXAMPLES / f"{name}.py"))["parse"]
     with pytest.raises(SystemExit) as ended:
-        parse([option, value])
+        parse([*["--dataset=synthetic"] * (option == "--limit"), option, value])
     *_, line = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and option in line and value in line
 

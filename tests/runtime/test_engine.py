@@ -187,7 +187,7 @@ class Properties(mx.operator.CustomOpProp):
 
 begun = queue.Queue()
 inputs = [(mx.nd.ones((4,), c), mx.nd.full((4,), c.device_id, c)) for c in map(mx.cpu, range(8))]
-for _ in range(3000):
+for _ in range(1000):
     results = [mx.nd.Custom(*arrays, op_type='planted') for arrays in inputs]
     completes = [begun.get() for _ in inputs]
     for complete in completes:

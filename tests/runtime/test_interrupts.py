@@ -97,7 +97,7 @@ WORK = ["Allreduce", "Hops", "TrainBatch", "Trainer", "RunTasks", "Data"]
 
 
 @pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize("number", [20, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [20, pytest.param(150, marks=pytest.mark.slow)])
 def test_after_handlers_that_raise_replicas_are_alike_and_train_as_one_device_does(work, number):
     """Ctrl-C, and a time limit by SIGALRM, at random moments."""
     printed = run_fork(INTERRUPTED.read_text(), work, number)
@@ -107,8 +107,8 @@ def test_after_handlers_that_raise_replicas_are_alike_and_train_as_one_device_do
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORK)
 def test_sys_exit_in_a_handler_ends_the_process_with_its_code_and_prints_nothing(work):
-    printed = run_fork(INTERRUPTED.read_text(), work, 40, "exits")
-    assert printed == f"{work}: 40 exits, wrong: 0\n"
+    printed = run_fork(INTERRUPTED.read_text(), work, 12, "exits")
+    assert printed == f"{work}: 12 exits, wrong: 0\n"
 
 
 def test_a_program_sees_its_own_handlers(handled):

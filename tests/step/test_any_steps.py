@@ -167,7 +167,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("num_programs", [100, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_programs", [60, pytest.param(150, marks=pytest.mark.slow)])
 def test_k_devices_train_as_one(num_programs):
     law = given(DEVICES, st.booleans(), st.lists(st.one_of(EVENTS), min_size=5, max_size=12))(check)
     seed(num_programs)(settings(max_examples=num_programs, database=None)(law))()
