@@ -45,7 +45,7 @@ def run_python(program: str, *arguments, **options) -> str:
 # nothing. A child leaves the loop, and ends as any program does. In a fork MXNet computes each
 # operator on one thread.
 FORKED = """
-import json, os, sys
+import json, os, signal, sys
 import gluonpar.training.run
 for line in sys.stdin:
     program, arguments, environment, *files = json.loads(line)
@@ -55,6 +55,7 @@ for line in sys.stdin:
     print(os.waitpid(child, 0)[1], flush=True)
 else:
     sys.exit()
+signal.alarm(600)  # ends a program that stands still
 for i, name in enumerate((os.devnull, *files)):
     os.dup2(os.open(name, os.O_RDWR), i)
 os.environ.clear()
