@@ -55,10 +55,12 @@ def checkpoint(whole, place):
     return str(folder / f"{options['model']}-epoch-{place}.npz")
 
 
-RULES = [{"momentum": 0.5, "wd": 0.125}, {"optimizer": "nag", "lr": 0.05}]
+RULES = [{"optimizer": "adam"}, {"momentum": 0.5, "wd": 0.125}, {"optimizer": "nag", "lr": 0.05}]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(RULES[0], marks=pytest.mark.slow), *RULES[1:]], ids=str
+)
 def test_another_optimizer_trains_resumes_alike_and_is_another_run(rule, tmp_path):
     options, table, lines = {"model": "resnet18", **rule}, tmp_path / "a.csv", tmp_path / "b.jsonl"
     whole = run(**options, history=str(lines)).train()
