@@ -22,7 +22,6 @@ from mxnet import autograd, gluon
 
 def train(args):
     """Train as the options say, and return the network."""
-    data = args.data
     np.random.seed(args.seed)  # the order of the samples; rank 0's is that of all
     mx.random.seed(args.seed)  # the initial values, too
 
@@ -30,6 +29,7 @@ def train(args):
     ctx = [mx.gpu(cluster.local_rank())] if mx.context.num_gpus() else [mx.cpu()]
 
     # 3. Of every batch each rank loads its part; batch_size is that of all ranks.
+    data = args.data  # every rank has all samples
     samples = gluon.data.ArrayDataset(data.train_images, data.train_labels)
     loader = gluonpar.DataLoader(samples, args.batch_size, shuffle=True)
 
