@@ -1,8 +1,12 @@
 """MXNet works as with NumPy 1 and Python 3.8, and a program's own NumPy stays as it is."""
 
+import ctypes
+import inspect
+
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.base import _LIB, check_call
 from mxnet.gluon.contrib import estimator  # noqa: F401 - imported after MXNet, and reads np.Inf
 
 from tests.support.processes import end_python, run_python
@@ -91,3 +95,27 @@ def test_a_programs_numpy_stays_as_it_is_and_no_warning_is_shown(tmp_path):
     )
     done = end_python(program, PYTHONWARNINGS="error", PYTHONPYCACHEPREFIX=str(tmp_path))
     assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["ndarray", "symbol"])
+def test_a_function_of_an_operator_is_the_one_that_mxnet_wrote(kind):
+    """Its signature and docstring before the first call, and its code after a call."""
+    module, num_called = getattr(mx, kind), 0
+    write = getattr(module.register, f"_generate_{kind}_function_code")
+    for name, ours in {**vars(module.op), **vars(module._internal)}.items():
+        if not inspect.isfunction(ours) or ours.__code__.co_filename != "<string>":
+            continue
+        handle, local = ctypes.c_void_p(), {}
+        check_call(_LIB.NNGetOpHandle(name.encode(), ctypes.byref(handle)))
+        source, docstring = write(handle, name, name)
+        exec(source, vars(module.register), local)
+        signature = inspect.signature(ours)
+        assert signature == inspect.signature(local[name]) and ours.__doc__ == docstring
+        first = next(iter(signature.parameters.values()))
+        if first.kind == first.VAR_POSITIONAL or first.name in ("data", "lhs"):  # it takes arrays
+            with pytest.raises(AssertionError):
+                ours("no array")
+            code, want = ours.__code__, local[name].__code__
+            assert (code.co_code, code.co_consts) == (want.co_code, want.co_consts)
+            num_called += 1
+    assert num_called > 200
