@@ -3,14 +3,16 @@
 A program is a generator: it is called with contexts and a :class:`Way`, trains some batches, and
 after each step yields the losses, a list of arrays, and the parameters.
 
-``python tests/programs/compare.py NAME K...`` prints a line of JSON for each way and number of
-devices, ``--times`` the time of a step on two devices, with stock's Trainer without gluonpar in the
-process. Without a name it prints the table of docs/programs.md, all in processes of their own.
+``python tests/programs/compare.py NAME K...`` prints a line of JSON for each number of devices, by
+the two ways in turn, which make Trainers of one class. ``--times`` prints the time of a step on two
+devices, with stock's Trainer without gluonpar in the process. Without a name it prints the table of
+docs/programs.md, all in processes of their own.
 """
 
 import argparse
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import random
@@ -160,14 +162,12 @@ def _compare(name, ks):
             found = compared(run(name, k, TRAINER), one)
             print(json.dumps({"k": k, "way": "one device", **found}), flush=True)
         return
-    for k in ks:
+    for k, way in zip(ks, itertools.cycle(ways(name))):
         # The contexts have their share of the processors from here on: some operators add in an
         # order that depends on the number of threads.
         gluonpar.allreduce([mx.nd.zeros((1,), ctx=mx.cpu(i)) for i in range(k)])
-        stock = run(name, k, STOCK)
-        for way in ways(name):
-            found = compared(run(name, k, way), stock)
-            print(json.dumps({"k": k, "way": way.name, **found}), flush=True)
+        found = compared(run(name, k, way), run(name, k, STOCK))
+        print(json.dumps({"k": k, "way": way.name, **found}), flush=True)
 
 
 def child(name, *arguments, timeout=600):

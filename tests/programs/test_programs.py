@@ -13,7 +13,7 @@ def test_a_program_trains_as_with_gluon_trainer(name):
     Longer than that, rounding can grow: which boxes are proposed, say, depends on it.
     """
     found = compare.child(name, 2, 4)
-    assert len(found) == 2 * len(compare.ways(name))
+    assert len(found) == 2
     for line in found:
         assert line["replicas agree"] and line["finite"], line
         if line["k"] == 2:
@@ -30,8 +30,7 @@ def test_synchronised_devices_are_as_one_device():
 
 def test_mxnets_own_synchronised_batch_norm_trains_the_same():
     try:
-        found = compare.child("ssd_contrib", 2, timeout=120)
+        [line] = compare.child("ssd_contrib", 2, timeout=120)
     except subprocess.TimeoutExpired:
         pytest.skip("MXNet's SyncBatchNorm stood still, as it can on CPU contexts")
-    assert len(found) == 2
-    assert all(line["same bits"] and line["replicas agree"] for line in found)
+    assert line["same bits"] and line["replicas agree"], line
