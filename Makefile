@@ -90,6 +90,7 @@ test-gpu-sim: $(VENV_GPU_SIM)/.gpu-sim ## run tests on simulated GPUs (downloads
 
 test-gpu-sim-all: test-gpu-sim ## also run the slow tests on simulated GPUs
 	$(GPU_SIM) -m slow $(GPU_SIM_TESTS) $(ARGS)
+	$(GPU_SIM) -m slow tools/cuda_sim/tests
 
 # Processes, memory, forks and the engine know no NumPy, nor do the laws of which gradients count.
 NUMPY2_TESTS := gluonpar $(addprefix tests/,adapters batch_norm checkpoint collectives gluon install models plans \

@@ -1,3 +1,18 @@
 """MXNet 1.9.1 is imported after gluonpar, which gives NumPy the names that it uses."""
 
-import gluonpar  # noqa: F401
+import gluonpar  # noqa: F401, I001
+import pytest
+
+DTYPES = {"float16", "float64", "mixed", "int8", "uint8", "int32", "int64"}
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of kernels for float32 alone are quick: most kernels are templates of the dtype.
+
+    So --kernels compiles half as many, which takes longer than all of these tests.
+    """
+    for item in items:
+        if item.path.name == "test_kernels.py" and hasattr(item, "callspec"):
+            values = {value for value in item.callspec.params.values() if isinstance(value, str)}
+            if values & DTYPES and "float32" not in values:
+                item.add_marker(pytest.mark.slow)
