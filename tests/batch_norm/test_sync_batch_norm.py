@@ -498,7 +498,7 @@ def test_no_device_is_queued_behind_another_that_waits_for_it(hybridized):
     net.initialize(ctx=ctx)
     net.hybridize(**hybridized)
     X, w = np.ones((8, 2, 6, 6), "float32"), np.ones((8, 3), "float32")
-    for _ in range(10):
+    for _ in range(4):
         shards = split_and_load((X, w), ctx)
         assert all(net(x).shape == (2, 3) for x, _ in shards)  # in prediction, in a plain loop
         outs = train(net, shards, ctx)

@@ -17,7 +17,7 @@ from gluonpar import metrics
 
 ctx, rng = [mx.cpu(0), mx.cpu(1)], np.random.default_rng(0)
 mx.random.seed(0)
-X, y = rng.normal(size=(32, 1, 28, 28)).astype("float32"), rng.integers(10, size=32)
+X, y = rng.normal(size=(8, 1, 28, 28)).astype("float32"), rng.integers(10, size=8)
 start = gluonpar.init_lenet()
 device_params = [gluonpar.get_params(start, c) for c in ctx]
 process = psutil.Process()

@@ -81,7 +81,7 @@ def test_p_processes_with_k_devices_train_as_one_process_with_p_times_k(ranks, o
     "ranks, tasks",
     [
         (2, "programs 2 + batches_left_out some + unlike_programs 2"),
-        pytest.param(3, "programs 3 + unlike_programs 6", marks=pytest.mark.slow),
+        pytest.param(3, "programs 2 + unlike_programs 4", marks=pytest.mark.slow),
         pytest.param(2, "batches_left_out in_all_ways", marks=pytest.mark.slow),
     ],
 )

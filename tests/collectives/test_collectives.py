@@ -375,7 +375,7 @@ def test_memory_is_constant_over_many_lists_and_shapes(algorithm):
     call(range(1, 500))
     tracemalloc.start()
     try:
-        call(range(1000, 2500))
+        call(range(1000, 1700))
         gc.collect()
         assert tracemalloc.get_traced_memory()[0] < 1 << 19
     finally:

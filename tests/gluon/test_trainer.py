@@ -45,9 +45,9 @@ def stock_of(optimizer, which):
     return runs.stock(optimizer, options_of(optimizer, which), make_for(optimizer))
 
 
-@pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize(
-    ("which", "k"), [("wd", 3), ("more", 1), ("more", 2), ("more", 3), ("more", 4)]
+    "which, k, deferred",
+    [("wd", 3, True), ("more", 1, False), ("more", 2, True), ("more", 3, False), ("more", 4, True)],
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_k_devices_train_as_one_with_every_optimizer(optimizer, which, k, deferred, small_buckets):

@@ -51,5 +51,5 @@ assert len(sent) >= 2 * LAYERS, f"{len(sent)} messages for {LAYERS} buckets"
 
 @pytest.mark.parametrize("algorithm", ["star", "balanced", "nccl"])
 def test_the_first_bucket_is_exchanged_while_backward_computes_the_others(algorithm):
-    """With links on which a bucket takes a second."""
-    simulated_gpus.run(PROGRAM, algorithm, timeline=1, link=4 << 20)
+    """With links on which a bucket takes half a second."""
+    simulated_gpus.run(PROGRAM, algorithm, timeline=1, link=8 << 20)
