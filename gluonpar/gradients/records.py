@@ -85,9 +85,8 @@ class Gradients(Owner, law.Tracked):
         self.beside: set[law.Batch] = set()  # batches of passes that have added to these gradients
         self.sums: Sums | None = None  # None while they are parts
         self.age = Age(len(values))
-        self.lost: set[int] = (
-            set()
-        )  # devices where a pass in local() overwrote a gradient of the job
+        # Devices where a pass in local() overwrote a gradient of the job.
+        self.lost: set[int] = set()
         self.own(values, handles)
         self._written = [*map(memory.grad_pointer, values)]
         self._chunks: list[int | None] = [*map(memory.chunk, grads)]
