@@ -13,7 +13,7 @@
   that only a child of the same process can map (``_forking``).
 - Python 3.12 warns of ``'\\['`` in MXNet's source: it is compiled without warnings.
 
-The import of MXNet also takes two fifths less time than alone: MXNet writes a Python function for
+The import of MXNet also takes a quarter less time than alone: MXNet writes a Python function for
 each of 2,600 operators and compiles it; here the first call of a function does that (``_define``).
 """
 
