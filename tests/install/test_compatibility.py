@@ -9,7 +9,7 @@ import pytest
 from mxnet.base import _LIB, check_call
 from mxnet.gluon.contrib import estimator  # noqa: F401 - imported after MXNet, and reads np.Inf
 
-from tests.support.processes import end_python, run_python
+from tests.support.processes import end_python, run_fork, run_python
 
 SUMS = ["Loss", "MAE", "MSE", "RMSE", "CrossEntropy", "NegativeLogLikelihood"]
 
@@ -119,3 +119,14 @@ def test_a_function_of_an_operator_is_the_one_that_mxnet_wrote(kind):
             assert (code.co_code, code.co_consts) == (want.co_code, want.co_consts)
             num_called += 1
     assert num_called > 200
+
+
+def test_the_first_call_of_a_function_has_all_its_arguments():
+    """Listed ones, named ones, and ones that only its ``**kwargs`` take."""
+    program = (
+        "import mxnet as mx\n"
+        "x, a, b = mx.nd.ones((2, 3)), mx.sym.var('a'), mx.sym.var('b')\n"
+        "print(mx.nd.concat(x, x, dim=0).shape, mx.nd.sum(x, 1, keepdims=True).shape)\n"
+        "print(mx.sym.concat(a, b, dim=0, name='c').name, mx.sym.dot(a, rhs=b).list_arguments())"
+    )
+    assert run_fork(program) == "(4, 3) (2, 1)\nc ['a', 'b']\n"
