@@ -7,9 +7,9 @@ DTYPES = {"float16", "float64", "mixed", "int8", "uint8", "int32", "int64"}
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of kernels for float32 alone are quick: most kernels are templates of the dtype.
+    """Mark as slow the tests of kernels in other dtypes than float32: most kernels are templates.
 
-    So --kernels compiles half as many, which takes longer than all of these tests.
+    Compiling kernels takes longer than all of these tests, and --kernels compiles half as many so.
     """
     for item in items:
         if item.path.name == "test_kernels.py" and hasattr(item, "callspec"):
