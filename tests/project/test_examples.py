@@ -108,6 +108,10 @@ def test_two_ranks_print_what_one_process_prints(name, options, capsys):
     assert same and printed.lstrip().split("\n")[:same] == lines[:same]
 
 
+# They are tried after the data have been loaded, and Fashion-MNIST need not be there.
+WITH_DATA = ("--limit", "--save", "--save-dir")
+
+
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
@@ -133,7 +137,7 @@ def test_two_ranks_print_what_one_process_prints(name, options, capsys):
 def test_an_option_that_cannot_be_met_ends_the_program_with_one_line(name, option, value, capsys):
     parse = runpy.run_path(str(EXAMPLES / f"{name}.py"))["parse"]
     with pytest.raises(SystemExit) as ended:
-        parse([*["--dataset=synthetic"] * (option == "--limit"), option, value])
+        parse([*["--dataset=synthetic"] * (option in WITH_DATA), option, value])
     *_, line = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and option in line and value in line
 
