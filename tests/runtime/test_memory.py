@@ -124,14 +124,14 @@ for _ in range(2):
     for i in range(600):
         make(i % 3)
     gc.collect()
-    print(len(gc.get_objects()))
+    print(sum(type(each) in (mx.nd.NDArray, mx.sym.Symbol) for each in gc.get_objects()))
 """
 
 
 def test_nothing_is_kept_of_copies_of_parameters_that_are_dropped():
-    """Whether they were used, or summed, or neither; the tape keeps the last recordings."""
+    """Whether they were used, or summed, or neither."""
     before, after = map(int, run_fork(BEFORE + COPIES).split())
-    assert after - before < 2_000  # of 1,200 copies
+    assert after - before < 20  # arrays, and variables of the tape, of 1,200 copies
 
 
 # Operators on the weights of this layer have workspaces of several MB.

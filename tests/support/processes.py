@@ -47,15 +47,19 @@ def run_python(program: str, *arguments, **options) -> str:
 FORKED = """
 import json, os, signal, sys
 import gluonpar.training.run
+# A program that stands still is ended, whatever it does with its own signals.
+signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
 for line in sys.stdin:
     program, arguments, environment, *files = json.loads(line)
     child = os.fork()
     if not child:
         break
+    signal.alarm(600)
     print(os.waitpid(child, 0)[1], flush=True)
+    signal.alarm(0)
 else:
     sys.exit()
-signal.alarm(600)  # ends a program that stands still
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
 for i, name in enumerate((os.devnull, *files)):
     os.dup2(os.open(name, os.O_RDWR), i)
 os.environ.clear()
