@@ -27,16 +27,18 @@ class Messages:
         self._wake, self._closed = threading.Event(), False
         self._handle: Callable[[int, Any], None] = lambda rank, message: None
         self._is_expected: Callable[[], bool] = lambda: False
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gluonpar.messages", daemon=True)
+        self._thread.start()  # now, because a process that is ending cannot start threads
 
     def start(self, handle: Callable[[int, Any], None], is_expected: Callable[[], bool]) -> None:
         """From now on call ``handle(rank, message)`` with messages, on the thread, without a lock.
 
         ``is_expected()`` returns whether a message is expected. Only the first call has an effect.
         """
-        if self._thread.ident is None:  # it has not been started
+        if not self._begun.is_set():
             self._handle, self._is_expected = handle, is_expected
-            self._thread.start()
+            self._begun.set()
 
     def send(self, message: Any) -> None:
         """Send ``message`` to all other ranks; return before it is sent."""
@@ -60,6 +62,7 @@ class Messages:
 
     def _run(self) -> None:
         try:
+            self._begun.wait()
             while not self._closed:
                 self._wake.wait(_IDLE_SECONDS)
                 self._wake.clear()

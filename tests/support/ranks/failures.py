@@ -3,6 +3,7 @@
 python -m tests.support.ranks.failures TASK FOLDER, or FAULT RANK
 """
 
+import atexit
 import ctypes
 import importlib
 import os
@@ -10,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -115,15 +117,21 @@ FAULTS = {
 AT_THE_END = ("stop at the end", "end last")
 
 
+def start_no_thread(_):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
 def fault(kind, who):
     """Sum numbers on all ranks; after eleven sums rank ``who`` fails, the others go on.
 
-    If ``kind`` is 'leave and hang', the next rank hangs.
+    If ``kind`` is 'leave and hang', the next rank hangs. As in Python 3.12, a program that is
+    ending cannot start threads.
     """
     print(f"pid {os.getpid()}", flush=True)
     x = mx.nd.ones((1000,))
     if cluster.size() > 1:  # so that no rank is late because it started later
         world.world().comm.Barrier()
+    atexit.register(setattr, threading.Thread, "start", start_no_thread)
     for i in range(11 if kind in AT_THE_END else 10**9):
         cluster.allreduce([x])
         x /= cluster.size()
