@@ -110,9 +110,12 @@ class World:
             except ValueError as error:
                 self.detector.abort(f"{failures.HAS_ENDED}, but {error}")
 
-        engine.drain()
-        self.messages.close(meet)
-        self.detector.stop()
+        try:
+            engine.drain()
+            self.messages.close(meet)
+            self.detector.stop()
+        except BaseException:  # MPI.Finalize() would go on, and wait for the other ranks
+            sys.excepthook(*sys.exc_info())  # ends the job: see FailureDetector
 
     def meeting(
         self,

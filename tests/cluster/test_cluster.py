@@ -143,6 +143,7 @@ FAULTS = {
     "stop": fails(1, "stop", NO_RESPONSE),
     "stop inside": fails(0, "stop inside", NO_RESPONSE),
     "stop at the end": fails(1, "stop at the end", "has not responded .* the end of the program.*"),
+    "fail at the end": fails(1, "fail at the end", "failed: KeyError: 'the cat'"),
     "hang": fails(1, "hang", HANGS, GLUONPAR_TIMEOUT="2", GLUONPAR_STALL_TIMEOUT="5"),
     "leave": fails(1, "leave", LEFT, **NO_LIMIT),
     "leave and hang": fails(1, "leave and hang", LEFT, **NO_LIMIT),

@@ -112,9 +112,10 @@ FAULTS = {
     "leave and hang": lambda: sys.exit(0),
     "go on": lambda: None,
     "stop at the end": stop,
+    "fail at the end": lambda: setattr(world.world().messages, "close", lambda _: {}["the cat"]),
     "end last": lambda: (time.sleep(15), print("the last", flush=True)),
 }
-AT_THE_END = ("stop at the end", "end last")
+AT_THE_END = ("stop at the end", "fail at the end", "end last")
 
 
 def start_no_thread(_):
