@@ -102,7 +102,10 @@ class World:
         atexit.register(lambda: _is_fork() or mpi.Is_finalized() or mpi.Finalize())
 
     def _leave(self) -> None:
-        """Wait for this rank's operators, then for the other ranks, as long as they respond."""
+        """Wait for this rank's operators, then for the other ranks, as long as they respond.
+
+        An exception ends the job.
+        """
 
         def meet() -> None:
             try:
@@ -115,7 +118,7 @@ class World:
             self.messages.close(meet)
             self.detector.stop()
         except BaseException:  # MPI.Finalize() would go on, and wait for the other ranks
-            sys.excepthook(*sys.exc_info())  # ends the job: see FailureDetector
+            sys.excepthook(*sys.exc_info())  # see FailureDetector
 
     def meeting(
         self,
