@@ -398,8 +398,8 @@ def drawn(seed):
     optimizer = rng.choice([*NUMBERS])
     name = rng.choice(NUMBERS[optimizer])
     value, is_other = rng.choice((0.5, 0.25, 0.125)), rng.random() < 0.5
-    # Adam computes with them, with NumPy 2 in float32 if one is of that type.
-    types = TYPES[:2] if optimizer == "adam" else TYPES
+    # Some are computed with before they are used, with NumPy 2 in float32 if one is of that type.
+    types = TYPES[:2] if optimizer == "adam" or name.endswith("_mult") else TYPES
     rank, kinds = rng.randrange(cluster.size()), rng.sample(types, 2)
     training = Training(optimizer=optimizer, door=rng.choice((None, "gluonpar")), hyper={"wd": 0.1})
     for _ in range(rng.randrange(3)):
