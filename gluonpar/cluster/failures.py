@@ -18,8 +18,8 @@ from typing import Any, Iterator, NamedTuple, Sequence
 FAILED = 1  # exit code
 ENDED = "the end of the program"
 HAS_ENDED = "has ended its program"
-_TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS = 0.5, 2.0, 5.0
-_OUTSIDE = "outside gluonpar's collectives"
+_TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS, _ABORT_SECONDS = 0.5, 2.0, 5.0, 30.0
+_OUTSIDE, _ABORTS = "outside gluonpar's collectives", "the end of the job"
 # After MPI_Abort mpirun waits for a quarter of an hour for an unreachable host, until TCP gives up.
 # This command kills mpirun after 10 s, and the ranks with it.
 _KILL_LAUNCHER = "sleep 10; grep -qx 'prterun\\|mpirun\\|orterun' /proc/$0/comm && kill -9 $0"
@@ -36,7 +36,7 @@ def time_limit(name: str = "GLUONPAR_TIMEOUT", default: float = 20.0) -> float:
 
 class _Place(NamedTuple):
     number: int  # of collectives begun
-    where: str  # the present collective, ENDED or _OUTSIDE
+    where: str  # the present collective, ENDED, _OUTSIDE or _ABORTS
 
     def __str__(self) -> str:
         return self.where if self.where == _OUTSIDE else f"in {self.where}"
@@ -66,6 +66,7 @@ class FailureDetector:
     While a rank waits in a collective, the job (all processes on all hosts) ends, by ``MPI_Abort``,
     if another rank has ended its program, or has sent nothing for ``seconds``. A late rank that
     sends heartbeats is named on stderr after ``seconds``, and ends the job after ``most_seconds``.
+    A rank that ends the job says so in a last heartbeat, as the launcher may need some seconds.
     Only this object uses ``comm``.
     """
 
@@ -113,6 +114,8 @@ class FailureDetector:
         name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
+        last = _Place(self._place.number, _ABORTS)
+        self._last_sent = [self.comm.isend(last, partner) for partner in self._partners]
         # A fork would wait for all operators of MXNet, among them the present collective.
         quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
         command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]
@@ -133,6 +136,9 @@ class FailureDetector:
 
     def _judge(self) -> None:
         """Judge the ranks that are watched, for the rank that has waited longest."""
+        ending = [each for each in self._watched.values() if each.place.where == _ABORTS]
+        if any(each.silent < _ABORT_SECONDS for each in ending):
+            return
         stay = operator.attrgetter("stay")
         waiting = [each for each in self._watched.values() if each.silent < _SILENT_SECONDS]
         self._judge_silent(max(waiting, key=stay))

@@ -141,6 +141,7 @@ NO_LIMIT = {"GLUONPAR_TIMEOUT": "1000"}
 FAULTS = {
     "raise": fails(1, "raise", "failed: KeyError: 'the cat'"),
     "stop": fails(1, "stop", NO_RESPONSE),
+    "stop, slowly ended": fails(1, "stop, slowly ended", NO_RESPONSE),
     "stop inside": fails(0, "stop inside", NO_RESPONSE),
     "stop at the end": fails(1, "stop at the end", "has not responded .* the end of the program.*"),
     "fail at the end": fails(1, "fail at the end", "failed: KeyError: 'the cat'"),
@@ -178,7 +179,8 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(ranks, names
             lines = lines_of_ours(err)
             named = [re.findall(r"operation \d+", e)[0] for e in lines if e.endswith("goes on")]
             assert len({*named}) == len(named) and ("operation 12" in named) >= (name == "hang")
-            [ends] = {end for end in lines if not end.endswith("goes on")}
+            ends, *others = {end for end in lines if not end.endswith("goes on")}
+            assert not others, (name, ends, others)
             assert re.fullmatch(f"gluonpar: {FAULTS[name][1]}; the job ends", ends), (name, err)
             assert code == 1 and len(pids(out)) == ranks, (name, code, out, err)
             wait_until(lambda: not any(map(runs, pids(out))))  # noqa: B023

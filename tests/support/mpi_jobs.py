@@ -14,8 +14,10 @@ MPIRUN = pathlib.Path(sys.executable).parent / "mpirun"
 TRAIN = [sys.executable, str(ROOT / "scripts" / "train_lenet.py")]
 QUICK = ["--device", "cpu", "--dataset", "synthetic", "--limit", "8", "--batch-size", "4"]
 # A killed mpirun leaves files named after its process id, and a later one with the same id cannot
-# start; so each has its own folder for them.
+# start. Open MPI names the memory that ranks share by 16 bits of a hash of that id, so two jobs may
+# share it, and crash or stand still. So each job has its own folders for both.
 SESSIONS = tempfile.TemporaryDirectory(prefix="gluonpar-mpi-")
+SHARED_MEMORY = tempfile.TemporaryDirectory(prefix="gluonpar-mpi-", dir="/dev/shm")
 
 needs_mpi = pytest.mark.skipif(
     not MPIRUN.exists() or importlib.util.find_spec("mpi4py") is None,
@@ -35,6 +37,7 @@ def mpirun(*commands, **environment):
         words += [":"] * bool(words) + ["-n", str(ranks), *command]
     environment = {
         "TMPDIR": tempfile.mkdtemp(dir=SESSIONS.name),
+        "OMPI_MCA_btl_sm_backing_directory": tempfile.mkdtemp(dir=SHARED_MEMORY.name),
         "PYTHONPATH": os.pathsep.join(sys.path),
         **environment,
     }

@@ -106,6 +106,7 @@ FAULTS = {
     "crash": lambda: ctypes.string_at(0),
     "stop": stop,
     "stop alone": stop_alone,
+    "stop, slowly ended": stop,
     "stop inside": lambda: setattr(mpi_sums, "allreduce", lambda *_, **__: stop()),
     "hang": lambda: time.sleep(1000),
     "leave": lambda: sys.exit(0),
@@ -116,6 +117,17 @@ FAULTS = {
     "end last": lambda: (time.sleep(15), print("the last", flush=True)),
 }
 AT_THE_END = ("stop at the end", "fail at the end", "end last")
+
+
+class SlowMpi:
+    """Abort takes longer than GLUONPAR_TIMEOUT in the tests, as with a launcher that is slow."""
+
+    def __init__(self, mpi):
+        self.COMM_WORLD, self.Status, self.mpi = self, mpi.Status, mpi
+
+    def Abort(self, code):
+        time.sleep(8)
+        self.mpi.COMM_WORLD.Abort(code)
 
 
 def start_no_thread(_):
@@ -132,6 +144,9 @@ def fault(kind, who):
     x = mx.nd.ones((1000,))
     if cluster.size() > 1:  # so that no rank is late because it started later
         world.world().comm.Barrier()
+    if kind == "stop, slowly ended":
+        detector = world.world().detector
+        detector._mpi = SlowMpi(detector._mpi)
     atexit.register(setattr, threading.Thread, "start", start_no_thread)
     for i in range(11 if kind in AT_THE_END else 10**9):
         cluster.allreduce([x])
