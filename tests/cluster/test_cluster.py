@@ -182,7 +182,8 @@ def test_a_rank_that_fails_ends_the_job_with_one_line_that_names_it(ranks, names
             ends, *others = {end for end in lines if not end.endswith("goes on")}
             assert not others, (name, ends, others)
             assert re.fullmatch(f"gluonpar: {FAULTS[name][1]}; the job ends", ends), (name, err)
-            assert code == 1 and len(pids(out)) == ranks, (name, code, out, err)
+            killed = -signal.SIGKILL if "slowly" in name else 1  # mpirun, 10 s after the line
+            assert code in (1, killed) and len(pids(out)) == ranks, (name, code, out, err)
             wait_until(lambda: not any(map(runs, pids(out))))  # noqa: B023
 
 
