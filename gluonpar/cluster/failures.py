@@ -18,7 +18,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 FAILED = 1  # exit code
 ENDED = "the end of the program"
 HAS_ENDED = "has ended its program"
-_TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS, _ABORT_SECONDS = 0.5, 2.0, 5.0, 30.0
+_TICK_SECONDS, _SILENT_SECONDS, _ANSWER_SECONDS, _ABORT_SECONDS = 0.5, 2.0, 5.0, 120.0
 _OUTSIDE, _ABORTS = "outside gluonpar's collectives", "the end of the job"
 # After MPI_Abort mpirun waits for a quarter of an hour for an unreachable host, until TCP gives up.
 # This command kills mpirun after 10 s, and the ranks with it.
