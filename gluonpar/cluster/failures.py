@@ -114,8 +114,8 @@ class FailureDetector:
         name = self._names[self.comm.rank if rank is None else rank]
         sys.stdout.flush()
         print(f"gluonpar: {name} {why}; the job ends", file=sys.stderr, flush=True)
-        last = _Place(self._place.number, _ABORTS)
-        self._last_sent = [self.comm.isend(last, partner) for partner in self._partners]
+        self._place = self._place._replace(where=_ABORTS)
+        self._last_sent = [self.comm.isend(self._place, partner) for partner in self._partners]
         # A fork would wait for all operators of MXNet, among them the present collective.
         quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
         command = ["sh", "-c", _KILL_LAUNCHER, str(os.getppid())]
